@@ -160,7 +160,9 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         security.bans,
         Producers(2 * in_flight),
         [
-            QueueRule(queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "")
+            QueueRule(
+                queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "", queue.allow_publish
+            )
             for queue in settings.queues
         ],
     )

@@ -528,7 +528,7 @@ class BrokerControl:
             broker.router.topic_of(topic.encode("utf-8"))
         except MQTTError as error:
             raise ControlError(error.detail) from None
-        if is_reserved(topic):
+        if is_reserved(topic) and broker.router.queue_topic(topic) is None:
             raise ControlError(f"{topic!r} is reserved for the broker")
         if broker.messages.waiting > MAX_WAITING:
             raise ControlError("too many messages wait for their subscribers")

@@ -498,6 +498,7 @@ class Queue:
     lease: float = _key(Duration("1s", "30d"), "5m")
     max_deliveries: int = _key(Integer(1, 1_000_000), 5)
     dead_letter: Optional[str] = _key(OptionalText(), "")
+    allow_publish: bool = _key(Boolean(), False)
 
     @property
     def source(self) -> str:

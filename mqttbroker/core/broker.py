@@ -88,6 +88,9 @@ class Broker:
         self.stream_consumers = StreamConsumers(self.chunk_reads, outbound)
         self.stored_readers = StoredReaders(journal)
         self.stream_groups = StreamGroups(self.stored_readers, terms, outbound.counters, outbound.clock)
+        for queue in queues:
+            if queue.allow_publish:
+                router.queues[queue.name] = queue.stream
         self.work_queues = WorkQueues(
             queues,
             router.streams,

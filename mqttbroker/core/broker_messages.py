@@ -125,6 +125,8 @@ class BrokerMessages(LongWork):
         if route is None or (route.large and not publisher.fan_out.done):
             return False
         router.work += len(route.targets) // TARGETS_PER_WORK
+        if route.to_queue:
+            message.topic = route.message_topic
         outgoing = Outgoing(route.topic_bytes, message, self._context.clock.now)
         if waiting.own:
             if route.large:
@@ -139,7 +141,7 @@ class BrokerMessages(LongWork):
                 outbound.counters.publish_dropped_denied += 1
                 outbound.denials.log("will", route.topic, session.client_id, "", session.username, "")
                 return True
-            if message.retain and message.payload and publisher.retained_full(route.topic, message.size):
+            if message.retain and message.payload and not route.to_queue and publisher.retained_full(route.topic, message.size):
                 outbound.counters.publish_dropped_retained += 1
                 message.retain = False
         waiting.recipients = len(route.targets) + len(route.groups) + len(route.streams)

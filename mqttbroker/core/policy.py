@@ -379,7 +379,21 @@ class Rules:
         return authorizer.may_read(session.client_id, session.username, topic)
 
     def may_publish(self, session: Session, topic: str) -> bool:
-        """Whether the session's client may publish to the topic."""
+        """Whether the session's client may publish to the topic.
+
+        Of a topic ``$queue/NAME/TOPIC``, the rules for this topic, for ``$queue/NAME`` and for TOPIC may permit it.
+        """
+        if not topic.startswith("$queue/"):
+            return self._may_publish(session, topic)
+        parts = topic.split("/", 2)
+        queue = f"$queue/{parts[1]}"
+        if self.denies(session, queue) or self.denies(session, topic):
+            return False
+        if self._may_publish(session, queue) or self._may_publish(session, topic):
+            return True
+        return len(parts) > 2 and self._may_publish(session, parts[2])
+
+    def _may_publish(self, session: Session, topic: str) -> bool:
         authorizer = self.of(session.rules)
         if session.permissions is not None:
             decision = cast(Permissions, session.permissions).may_publish(session.client_id, session.username, topic)

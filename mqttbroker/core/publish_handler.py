@@ -48,11 +48,13 @@ from mqttbroker.codec.reason_codes import (
     RECEIVE_MAXIMUM_EXCEEDED,
     RETAIN_NOT_SUPPORTED,
     TOPIC_ALIAS_INVALID,
+    TOPIC_NAME_INVALID,
     MQTTError,
 )
 from mqttbroker.core.acknowledgements import AckGate
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import ALIAS_BYTES, Connection
+from mqttbroker.core.denials import NOT_ALLOWED
 from mqttbroker.core.fan_out import deliver
 from mqttbroker.core.long_packet import total_size
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
@@ -425,7 +427,7 @@ class PublishHandler:
             forward = properties.forward
             expires_at = _expiry(properties, now)
         qos: i64 = first >> 1
-        return Message(route.topic, payload, qos & 3, retain, forward, connection.client_id, now, expires_at)
+        return Message(route.message_topic, payload, qos & 3, retain, forward, connection.client_id, now, expires_at)
 
     # -- topic and properties ---------------------------------------------------
 
@@ -449,7 +451,9 @@ class PublishHandler:
     def _refused_route(self, topic_bytes: bytes) -> Optional[Route]:
         """An empty route, which is not cached, if the client may not publish to the topic; else None."""
         topic = self.broker.router.topic_of(topic_bytes)
-        if is_reserved(topic) or (self.restricted and not self._may_publish(topic)):
+        router = self.broker.router
+        reserved: bool = is_reserved(topic) and router.queue_topic(topic) is None
+        if reserved or (self.restricted and not self._may_publish(topic)):
             route = Route(topic, topic_bytes)
             route.reserved = True
             return route
@@ -518,6 +522,8 @@ class PublishHandler:
         if route.reserved or (self.restricted and not self._may_publish(route.topic)):
             counters.publish_dropped_denied += 1
             connection = self.connection
+            broker = self.broker
+            refusal = broker.router.queue_refusal(route.topic)
             connection.outbound.denials.log(
                 "publish",
                 route.topic,
@@ -525,10 +531,11 @@ class PublishHandler:
                 connection.peer,
                 connection.username,
                 connection.terms.listener,
+                refusal or NOT_ALLOWED,
             )
-            self._acknowledge_with(qos, packet_id, self.broker.terms.denial_code())
+            self._acknowledge_with(qos, packet_id, TOPIC_NAME_INVALID if refusal else broker.terms.denial_code())
             return True
-        if first & 1 and size > 0 and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):
+        if first & 1 and size > 0 and not route.to_queue and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):
             counters.publish_dropped_retained += 1
             self._acknowledge_with(qos, packet_id, QUOTA_EXCEEDED)
             return True

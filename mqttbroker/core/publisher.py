@@ -86,7 +86,7 @@ class Publisher:
                 deliver(member, outgoing, gate, publisher, group.complete)
         for sink in streams:
             self._append(sink, message, gate)
-        if message.retain:
+        if message.retain and not route.to_queue:
             self.retained.set(message, False, gate)
 
     def retained_full(self, topic: str, size: int) -> bool:

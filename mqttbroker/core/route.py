@@ -42,6 +42,14 @@ class StreamRule:
         self.producers = producers
 
 
+class QueueTopic:
+    """A topic below ``$queue/`` that clients may publish to: the queue's stream stores its messages as of ``topic``."""
+
+    def __init__(self, rule: StreamRule, topic: str) -> None:
+        self.rule = rule
+        self.topic = topic
+
+
 class StreamSink:
     """A stream in a route; ``partition`` is -1 if it depends on the message."""
 
@@ -56,6 +64,8 @@ class Route:
     def __init__(self, topic: str, topic_bytes: bytes) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
+        self.message_topic = topic  # of the messages, which is another one if they are published to a queue
+        self.to_queue = False
         self.revision = 0  # the router's revision for which this route is known to be right; -1 = discarded
         self.reserved = is_reserved(topic)
         self.size: int = 0
@@ -123,7 +133,8 @@ class Route:
 _NO_TARGETS: Final[List[Target]] = []  # of discarded routes; stays empty
 
 
-_SUBSCRIPTION_ROOTS: Final = ("$share/", "$stream/", "$queue/", "$replay/")
+QUEUE_ROOT: Final = "$queue/"
+_SUBSCRIPTION_ROOTS: Final = ("$share/", "$stream/", QUEUE_ROOT, "$replay/")
 
 
 def is_reserved(topic: str) -> bool:
@@ -254,9 +265,14 @@ class RouteBuild:
             identifiers += b"\x0b" + encode_varint(subscription.identifier)
             self._route.size += 5
 
-    def finish(self, streams: List[StreamSink]) -> Route:
+    def finish(self, streams: List[StreamSink], queue_topic: Optional[QueueTopic]) -> Route:
         """The route, when the build is done; not for sessions that ended meanwhile."""
         route = self._route
+        if queue_topic is not None:
+            route.reserved = False
+            route.to_queue = True
+            route.message_topic = queue_topic.topic
+            route.size += text_bytes(queue_topic.topic)
         for target, identifiers in self._identifiers.items():
             target.subscription_ids = bytes(identifiers)
             target.zero_copy = False

@@ -18,7 +18,16 @@ from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
 from mqttbroker.core.groups import Group, Member, Strategy
 from mqttbroker.core.policy import Rules
-from mqttbroker.core.route import BUILD_WORK, Route, RouteBuild, StreamRule, StreamSink, permitted_members
+from mqttbroker.core.route import (
+    BUILD_WORK,
+    QUEUE_ROOT,
+    QueueTopic,
+    Route,
+    RouteBuild,
+    StreamRule,
+    StreamSink,
+    permitted_members,
+)
 from sessions.session import Session, Subscription
 from topic_matcher.filters import has_wildcard, is_valid_topic, matches, parse_shared, text_bytes
 from topic_matcher.trie import SubscriptionTrie, TrieSearch
@@ -123,6 +132,7 @@ class Router:
         self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
         self.streams: List[StreamRule] = []
+        self.queues: Dict[str, str] = {}  # the streams of the queues that clients may publish to, by name
         self._sweep_budget = 0  # less than 0 after a visit to a long route
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
@@ -199,7 +209,12 @@ class Router:
 
         It is cached unless its topic is reserved or a matching filter changed meanwhile.
         """
-        route = build.finish(self._streams_of(build.topic, build.topic_bytes))
+        queue_topic = self.queue_topic(build.topic) if self.queues else None
+        if queue_topic is None:
+            route = build.finish(self._streams_of(build.topic, build.topic_bytes), None)
+        else:
+            sink = self._sink(queue_topic.rule, queue_topic.topic.encode("utf-8"))
+            route = build.finish([sink], queue_topic)
         if route.reserved:
             return route
         if build.changed:
@@ -219,9 +234,44 @@ class Router:
         for value in self._stream_trie.match(topic):
             rule = cast(StreamRule, value)
             if all(sink.rule is not rule for sink in streams):
-                partition = crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1
-                streams.append(StreamSink(rule, partition))
+                streams.append(self._sink(rule, topic_bytes))
         return streams
+
+    def _sink(self, rule: StreamRule, topic_bytes: bytes) -> StreamSink:
+        return StreamSink(rule, crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1)
+
+    def queue_topic(self, topic: str) -> Optional[QueueTopic]:
+        """Where the messages of a topic ``$queue/NAME[/TOPIC]`` are stored; None if clients may not publish to it.
+
+        Messages of ``$queue/NAME`` keep that topic.
+        """
+        if not topic.startswith(QUEUE_ROOT):
+            return None
+        name, slash, inner = topic[len(QUEUE_ROOT) :].partition("/")
+        stream = self.queues.get(name)
+        if stream is None:
+            return None
+        for rule in self.streams:
+            if rule.name == stream:
+                if not slash:
+                    return QueueTopic(rule, topic)
+                for topic_filter in rule.filters:
+                    if inner and matches(topic_filter, inner):
+                        return QueueTopic(rule, inner)
+        return None
+
+    def queue_refusal(self, topic: str) -> str:
+        """Why messages of a topic that names a queue which clients may publish to cannot be stored; "" if they can, and for
+        other topics."""
+        if topic.startswith(QUEUE_ROOT) and self.queue_topic(topic) is None:
+            name = topic[len(QUEUE_ROOT) :].partition("/")[0]
+            stream = self.queues.get(name, "")
+            if stream:
+                for rule in self.streams:
+                    if rule.name == stream:
+                        return f"stream {stream} does not store the topic behind $queue/{name}/"
+                return f"queue {name} has no stream {stream}"
+        return ""
 
     def add_stream(self, rule: StreamRule) -> None:
         """Store the messages of a stream's filters from now on; no stream may have its name."""
@@ -229,6 +279,7 @@ class Router:
         for topic_filter in rule.filters:
             self._stream_trie.insert(topic_filter, rule, rule)
             self._invalidate(topic_filter)
+        self._invalidate_queues(rule.name)
 
     def remove_stream(self, name: str) -> None:
         """Store no message in the stream any more."""
@@ -238,7 +289,13 @@ class Router:
                 for topic_filter in rule.filters:
                     self._stream_trie.remove(topic_filter, rule)
                     self._invalidate(topic_filter)
+                self._invalidate_queues(name)
                 return
+
+    def _invalidate_queues(self, stream: str) -> None:
+        for name, source in self.queues.items():
+            if source == stream:
+                self._invalidate(f"{QUEUE_ROOT}{name}/#")
 
     def subscribe(self, subscription: Subscription) -> None:
         """Add or replace a subscription that is not shared."""

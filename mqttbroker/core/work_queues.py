@@ -18,6 +18,7 @@ from mqttbroker.codec.reason_codes import name as reason_name
 from mqttbroker.core.chunk import NO_BYTES, ChunkRows, user_property_bytes
 from mqttbroker.core.chunk_reads import ChunkReads
 from mqttbroker.core.connection import Connection
+from mqttbroker.core.line_limit import LineLimit
 from mqttbroker.core.partition_reader import PartitionReader, ReaderOwner
 from mqttbroker.core.publisher import partition_key
 from mqttbroker.core.route import StreamRule
@@ -37,18 +38,23 @@ from sessions.session import Session, Subscription
 log = logging.getLogger("mqttbroker")
 
 LEASES_AT_ONCE: Final = 1000  # leases that one tick ends
+CONSUMERS_PER_WORK: Final = 8  # that are asked for a message, in a unit of work
+RETRY_SECONDS: Final = 10.0  # until records that could not be read are asked for again
 
 
 class QueueRule:
     """A queue of the configuration: the stream that it reads, seconds that a lease takes, the most deliveries of a
-    message, and the stream of its dead letters ("" = they are dropped)."""
+    message, the stream of its dead letters ("" = they are dropped), and whether clients may publish to the queue."""
 
-    def __init__(self, name: str, stream: str, lease: float, max_deliveries: int, dead_letter: str) -> None:
+    def __init__(
+        self, name: str, stream: str, lease: float, max_deliveries: int, dead_letter: str, allow_publish: bool
+    ) -> None:
         self.name = name
         self.stream = stream
         self.lease = lease
         self.max_deliveries = max_deliveries
         self.dead_letter = dead_letter
+        self.allow_publish = allow_publish
 
 
 class _QueueOffsets(OffsetsUser):
@@ -74,8 +80,7 @@ class _QueueReaders(ReaderOwner):
         offsets = reader.offsets
         assert offsets is not None
         if reader.next_offset > offsets.next_wanted:
-            offsets.leave_out(reader.next_offset)
-            self._queue.stored.save(offsets)
+            self._queue.leave_out(offsets, int(reader.next_offset))
         self._queue.wake()
 
     def has_room(self, reader: PartitionReader) -> None:
@@ -90,7 +95,7 @@ class _QueueReaders(ReaderOwner):
         self._queue.wake()
 
     def failed(self, reader: PartitionReader, reason: str) -> None:
-        self._queue.lost(reader, int(reader.next_offset), 0, reason)
+        self._queue.retry_later(reader, reason)
 
 
 class Lease:
@@ -122,9 +127,11 @@ class WorkQueue(InFlightOwner):
         counters: Counters,
         clock: Clock,
         turns: Turns,
+        lines: LineLimit,
     ) -> None:
         self.rule = rule
         self.stored = stored
+        self._lines = lines
         self.consumers: Dict[Session, QueueConsumer] = {}
         self.redeliveries = 0  # since the start of the broker
         self.dead_letters = 0  # likewise
@@ -137,8 +144,13 @@ class WorkQueue(InFlightOwner):
         self._work = _QueueWork(self)
         self._owner = _QueueReaders(self)
         self._readers: List[PartitionReader] = []
+        self._retries: Dict[PartitionReader, float] = {}  # readers that failed, and when they try again, in monotonic s
+        self._order: List[QueueConsumer] = []  # the consumers; empty if they have changed
+        self._asked = 0  # consumers that were asked for the last row
         self._woken = False  # since the last step began
         self._turn = 0  # index of the consumer that is asked first
+        self._reader_turn = 0  # likewise of the readers
+        self._in_vain = 0  # readers that were visited one after the other without a row that could be handled
         self._leases: Dict[StreamInFlight, Lease] = {}  # in the order in which they end
         self._returned: Dict[Tuple[int, int], Returned] = {}  # messages that wait, by partition and offset
         user = _QueueOffsets(self)
@@ -167,6 +179,7 @@ class WorkQueue(InFlightOwner):
 
     def join(self, consumer: QueueConsumer) -> None:
         self.consumers[consumer.session] = consumer
+        self._order = []
         self._open()
         self.wake()
 
@@ -174,6 +187,7 @@ class WorkQueue(InFlightOwner):
         """A consumer has disconnected or unsubscribed: what it has goes to others."""
         if self.consumers.pop(session, None) is None:
             return
+        self._order = []
         for message in session.disown_stream_messages(self):
             self._return(message, "the consumer has left")
         if not self.consumers:
@@ -191,7 +205,7 @@ class WorkQueue(InFlightOwner):
     def _close_if_idle(self) -> None:
         """Read no more unless messages are to become dead letters."""
         for offsets in self.stored.partitions:
-            if offsets.returned and offsets.deliveries(offsets.next_wanted) >= self.rule.max_deliveries:
+            if offsets.returned and offsets.certain_deliveries(offsets.next_wanted) >= self.rule.max_deliveries:
                 return
         self.close()
 
@@ -200,6 +214,7 @@ class WorkQueue(InFlightOwner):
         for reader in self._readers:
             reader.close()
         self._readers = []
+        self._retries = {}
 
     def wake(self) -> None:
         """Something may be sent that could not be sent before."""
@@ -212,29 +227,43 @@ class WorkQueue(InFlightOwner):
 
     def step(self, budget: int) -> int:
         """Send what the consumers have room for; returns the cost, 0 if nothing can be done now."""
-        cost: int = 0
-        self._woken = False
-        for reader in list(self._readers):
+        if self._woken:
+            self._woken = False
+            self._in_vain = 0
+        readers = list(self._readers)
+        count: int = len(readers)
+        cost: int = 0  # of rows that were handled
+        asking: int = 0  # of those that must wait
+        visited: int = 0
+        while visited < count and cost + asking < budget:
+            reader = readers[(self._reader_turn + visited) % count]
+            visited += 1
             reader.set_idle(False)
-            while cost < budget and not reader.closed:
+            while cost + asking < budget and not reader.closed:
                 rows = reader.peek()
                 if rows is None:
                     reader.ask()
                     break
+                self._asked = 0
                 if not self._handle(reader, rows):
                     reader.set_idle(True)
+                    asking += self._asked // CONSUMERS_PER_WORK
                     break
-                cost += 1
+                cost += 1 + self._asked // CONSUMERS_PER_WORK
                 if reader.peek() is rows:
                     reader.take()
             offsets = reader.offsets
             if offsets is not None and offsets.needs_reservation:
                 self.stored.save(offsets)
-        if cost == 0 and not self._woken:
+        self._reader_turn += visited
+        self._in_vain = 0 if cost else self._in_vain + visited
+        if self._in_vain < count:
+            return max(1, cost + asking)
+        if not self._woken:
             self._work.waits = True
             if not self.consumers:
                 self._close_if_idle()
-        return cost
+        return 0
 
     def _handle(self, reader: PartitionReader, rows: ChunkRows) -> bool:
         """Send a row, or leave it out; false if it must wait."""
@@ -242,8 +271,7 @@ class WorkQueue(InFlightOwner):
         offset: int = int(rows.offset)
         if offset != offsets.next_wanted:
             if offset > offsets.next_wanted:
-                offsets.leave_out(offset)
-                self.stored.save(offsets)
+                self.leave_out(offsets, offset)
             if offset < offsets.next_wanted:
                 return True
         topic_filter = self.stored.row.topic_filter
@@ -252,14 +280,16 @@ class WorkQueue(InFlightOwner):
             offsets.leave_out(offset + 1)
             self.stored.save(offsets)
             return True
-        if before >= self.rule.max_deliveries:
+        if offsets.certain_deliveries(offset) >= self.rule.max_deliveries:
             self._end(offsets, rows)
             return True
         wanted = not topic_filter
-        consumers = list(self.consumers.values())
-        count: int = len(consumers)
-        if not count:
+        if not self.consumers:
             return False
+        if not self._order:
+            self._order = list(self.consumers.values())
+        consumers = self._order
+        count: int = len(consumers)
         returned = self._returned.get((offsets.partition, offset))
         last: Optional[Session] = None if returned is None else returned.session
         found: Optional[QueueConsumer] = None
@@ -274,6 +304,7 @@ class WorkQueue(InFlightOwner):
                 found = consumer
                 if consumer.session is not last:  # the one that had it before gets it again only if no other can
                     break
+        self._asked = index
         if found is not None:
             if not self._send(found, offsets, rows, before):
                 return False
@@ -311,6 +342,16 @@ class WorkQueue(InFlightOwner):
             )
         consumer.send_row(rows, offsets.partition, 1, packet_id, mark)
         return True
+
+    def leave_out(self, offsets: PartitionOffsets, end: int) -> None:
+        """The log has no record from the next wanted offset up to this one any more."""
+        before = offsets.returned
+        offsets.leave_out(end)
+        self.stored.save(offsets)
+        if offsets.returned < before:
+            for key in list(self._returned):
+                if key[0] == offsets.partition and key[1] < end:
+                    del self._returned[key]
 
     # -- the end of a delivery ------------------------------------------------
 
@@ -368,15 +409,8 @@ class WorkQueue(InFlightOwner):
         for rule in self._streams:
             if rule.name == self.rule.dead_letter:
                 target = rule
-        log.warning(
-            "event=dead_letter queue=%s partition=%d offset=%d deliveries=%d dead_letter_stream=%s reason=%s",
-            self.full_name,
-            offsets.partition,
-            offset,
-            deliveries,
-            "" if target is None else target.name,
-            reason,
-        )
+        if self._lines.permits():
+            self._log_dead_letter(offsets, offset, deliveries, target, reason)
         if target is None:
             return
         added = b"".join((
@@ -388,6 +422,41 @@ class WorkQueue(InFlightOwner):
         message = rows.message(rows.properties + added)
         key = message.topic.encode("utf-8") if target.key == "topic" else partition_key(target.key, message)
         self._journal.append_to_stream(target.name, crc32(key) % target.partitions, message)
+
+    def _log_dead_letter(
+        self, offsets: PartitionOffsets, offset: int, deliveries: int, target: Optional[StreamRule], reason: str
+    ) -> None:
+        log.warning(
+            "event=dead_letter queue=%s partition=%d offset=%d deliveries=%d dead_letter_stream=%s reason=%s",
+            self.full_name,
+            offsets.partition,
+            offset,
+            deliveries,
+            "" if target is None else target.name,
+            reason,
+        )
+
+    def retry_later(self, reader: PartitionReader, reason: str) -> None:
+        """Records cannot be read at the moment."""
+        self._retries[reader] = self._clock.monotonic + RETRY_SECONDS
+        log.error(
+            "event=queue_read_failed queue=%s partition=%d offset=%d retry_seconds=%d reason=%s",
+            self.full_name,
+            reader.partition,
+            reader.next_offset,
+            RETRY_SECONDS,
+            reason,
+        )
+
+    def retry(self) -> None:
+        """Read again where it failed a while ago."""
+        now = self._clock.monotonic
+        for reader, due in list(self._retries.items()):
+            if due <= now:
+                del self._retries[reader]
+                if not reader.closed:
+                    reader.seek(cast(PartitionOffsets, reader.offsets).next_wanted)
+                    self.wake()
 
     def lost(self, reader: PartitionReader, offset: int, end: int, reason: str) -> None:
         """Records cannot be read any more."""
@@ -494,6 +563,7 @@ class WorkQueues:
         self._clock = clock
         self._turns = turns
         self._terms = terms
+        self._lines = LineLimit(clock, log.name, "dead_letters_not_logged")
 
     def stream_of(self, name: str) -> StreamRule:
         """The stream of a queue. Raises MQTTError if there is no such queue or no such stream."""
@@ -536,6 +606,7 @@ class WorkQueues:
             self._counters,
             self._clock,
             self._turns,
+            self._lines,
         )
         self.all[full_name] = queue
         return queue
@@ -563,9 +634,10 @@ class WorkQueues:
                 self._readers.delete(queue.stored)
 
     def tick(self) -> None:
-        """Return the messages whose leases have ended."""
+        """Return the messages whose leases have ended, and read again what could not be read."""
         for queue in self.all.values():
             queue.end_leases()
+            queue.retry()
 
 
 def queue_name(name: str, topic_filter: str) -> str:

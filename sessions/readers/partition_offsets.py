@@ -90,6 +90,10 @@ class PartitionOffsets:
         """How often a message was handed over, as far as is known."""
         return self.pending.get(offset, 1 if self.position <= offset < self.uncertain_end else 0)
 
+    def certain_deliveries(self, offset: int) -> int:
+        """How often a message was handed over at least: `deliveries` without what may have been before a crash."""
+        return self.pending.get(offset, 0)
+
     def hand_over(self, offset: int) -> int:
         """A message is sent to a client; returns how often it may have been handed over before.
 

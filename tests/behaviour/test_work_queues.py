@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
 from support.metric_samples import samples
 from support.raw_client import RawClient
 
-from mqttbroker.codec.packets import Puback, Publish
+from mqttbroker.auth.passwords import hash_password
+from mqttbroker.codec.packets import Puback, Publish, Will
 from mqttbroker.codec.properties import Properties
 
 CONFIG = {
@@ -23,6 +27,8 @@ CONFIG = {
         "jobs": {"max_deliveries": 3, "dead_letter": "dead"},
         "hasty": {"stream": "jobs", "lease": "1s", "max_deliveries": 2},
         "nowhere": {"stream": "none"},
+        "open": {"stream": "jobs", "allow_publish": True},
+        "once": {"stream": "jobs", "max_deliveries": 1},
     },
 }
 
@@ -180,6 +186,82 @@ def test_queues_that_there_are_not(broker: BrokerProcess) -> None:
             suback = client.subscribe(topic_filter, options=1)
             assert suback.reason_codes == [0x8F] and suback.properties.reason_string == reason
         assert client.publish("$queue/jobs", b"x", 1) >= 0x80
+
+
+def test_clients_publish_to_a_queue_that_permits_it(broker: BrokerProcess) -> None:
+    published = [("$queue/open", "$queue/open"), ("$queue/open/jobs/a/x", "jobs/a/x"), ("$queue/open/jobs", "jobs")]
+    with RawClient(broker.port) as client, RawClient(broker.port) as live:
+        live.connect()
+        live.subscribe("#", options=1)
+        will = Will("$queue/open/jobs/will", b"3", 1, True)
+        with RawClient(broker.port) as dying:
+            dying.connect(will=will)
+        client.connect()
+        for number, (topic, _) in enumerate(published):
+            assert client.publish(topic, b"%d" % number, 1, retain=True) == 0
+        for topic in ("$queue/open/other", "$queue/open/", "$queue/open/$queue/open", "$queue/open/$SYS/x"):
+            assert client.publish(topic, b"", 1) == 0x90
+        broker.wait_for_log(r"event=denied action=publish .*stream jobs does not store the topic behind \$queue/open/")
+        assert client.publish("$queue/jobs/jobs/a", b"", 1) == 0x87
+        with consume(broker, topic_filter="$queue/open") as consumer:
+            found = {message.topic: message.payload for message in receive(consumer, 4)}
+            assert found == {**{topic: b"%d" % n for n, (_, topic) in enumerate(published)}, "jobs/will": b"3"}
+            consumer.expect_nothing()
+        with consume(broker, topic_filter="$queue/jobs/jobs/a/#") as consumer:
+            assert receive(consumer, 1)[0].topic == "jobs/a/x"
+        live.expect_nothing()
+        client.subscribe("#", options=1)
+        assert not [packet for packet in client.ping() if isinstance(packet, Publish)], "nothing is retained"
+
+
+def test_the_access_rules_decide_on_publishing_to_a_queue(tmp_path: Path) -> None:
+    rules = tmp_path / "acl"
+    rules.write_text(
+        "user name\ntopic write $queue/open\n"
+        "user below\ntopic write $queue/open/jobs/a/#\n"
+        "user topics\ntopic write jobs/a/#\n"
+        "user denied\ntopic deny $queue/open\ntopic write jobs/#\n"
+    )
+    passwords = tmp_path / "passwords"
+    users = ("name", "below", "topics", "denied", "none")
+    passwords.write_text("".join(f"{user}:{hash_password(user.encode())}\n" for user in users))
+    config = {**CONFIG, "acl_file": str(rules), "password_file": str(passwords)}
+    permitted = {"name": (0, 0, 0), "below": (0x87, 0, 0x87), "topics": (0x87, 0, 0x87), "denied": (0x87, 0x87, 0x87),
+                 "none": (0x87, 0x87, 0x87)}
+    with BrokerProcess(config=config) as broker:
+        for user, codes in permitted.items():
+            with RawClient(broker.port) as client:
+                assert client.connect(username=user, password=user.encode()).reason_code == 0
+                topics = ("$queue/open", "$queue/open/jobs/a/1", "$queue/open/jobs/b")
+                assert tuple(client.publish(topic, b"", 1) for topic in topics) == codes, user
+
+
+def test_a_stream_that_is_deleted_takes_no_message_of_its_queue(start_broker: Callable[..., BrokerProcess]) -> None:
+    broker = start_broker(config={"http": {"access": ACCESS}, "queues": {"late": {"allow_publish": True}}})
+    api = Api(broker)
+    with RawClient(broker.port) as client:
+        client.connect()
+        assert client.publish("$queue/late", b"", 1) == 0x90
+        assert api.ask("POST", "/streams", {"name": "late", "filters": ["late/#"]})[0] == 200
+        assert client.publish("$queue/late", b"1", 1) == 0
+        with consume(broker, topic_filter="$queue/late") as consumer:
+            assert numbers(receive(consumer, 1)) == [1]
+        assert api.ask("DELETE", "/streams/late", confirm="late")[0] == 204
+        assert client.publish("$queue/late", b"", 1) == 0x90
+
+
+def test_what_may_have_been_delivered_before_a_kill_is_no_dead_letter_for_that(broker: BrokerProcess) -> None:
+    publish(broker, 1, 3)
+    with consume(broker, topic_filter="$queue/once", window=1) as consumer:
+        receive(consumer, 1)
+        broker.kill()
+    broker.restart()
+    with consume(broker, topic_filter="$queue/once") as consumer:
+        again = receive(consumer, 3)
+        assert numbers(again) == [1, 2, 3] and properties_of(again[0])["redelivered"] == "1"
+        acknowledge(consumer, again[:2])
+    broker.wait_for_log(r"event=dead_letter queue=\$queue/once .*the consumer has left")
+    assert len(re.findall("event=dead_letter queue=.queue/once", broker.log)) == 1
 
 
 def test_qos_0_consumers_and_messages_need_no_acknowledgement(broker: BrokerProcess) -> None:
