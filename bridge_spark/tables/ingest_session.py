@@ -34,15 +34,14 @@ class IngestError(Exception):
 
 
 def require_spark() -> None:
-    """Raise `IngestError` if Java or PySpark is missing."""
+    """Raise `IngestError` if PySpark or Java is missing."""
+    if importlib.util.find_spec("pyspark") is None:
+        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]', without a Java 'mqttbroker[spark,jdk]'")
     try:
         if "PYSPARK_GATEWAY_PORT" not in os.environ:
             use_java()
-        import pyspark  # noqa: F401
     except JavaError as error:
         raise IngestError(str(error)) from None
-    except ImportError:
-        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]'") from None
 
 
 def make_session(config: IngestConfig) -> SparkSession:

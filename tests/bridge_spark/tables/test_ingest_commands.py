@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.compact import main as compact
 from bridge_spark.tables.ingest_metrics import IngestMetrics
 from bridge_spark.tables.ingest_progress import TableProgress
+from bridge_spark.tables.ingest_session import IngestError, require_spark
 from bridge_spark.tables.jobs.backfill_range import BackfillRange, parse_bound
 from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
@@ -77,3 +79,11 @@ def test_the_compact_command(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "another ingest is running" in told.err and f"{tmp_path}/t: 6 small files merged" in told.out
     assert parquet_numbers(tmp_path / "t") == batches(0, 1, 2, 3)
     assert compact([str(tmp_path / "none.toml")]) == 2
+
+
+def test_without_pyspark_and_java_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "pyspark", None)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    with pytest.raises(IngestError, match=r"^PySpark is not installed: pip install 'mqttbroker\[spark\]', [^\n]*$"):
+        require_spark()
