@@ -65,8 +65,11 @@ class StreamLogView(LogView):
 
 
 class _ReadThread:
-    """A thread that has ``answer`` set the outcome of requests, one after the other, and hands them to ``answered``, or to
-    the thread ``following`` if they have none; ``rest`` is called on it when there was none for a while, and at its end."""
+    """A thread that answers requests, one after the other.
+
+    ``answer`` sets the outcome of a request. A request that still waits for one goes to the thread ``following``, any
+    other one to ``answered``. ``rest`` is called after `IDLE_SECONDS` without a request, and at the end of the thread.
+    """
 
     def __init__(
         self,
@@ -121,8 +124,8 @@ class _ReadThread:
 class StreamReads:
     """The threads that answer the requests of ``reads``; ``update_clock`` is called before each answer.
 
-    Sealed segments and times, which take longer, have a thread of their own, and so have archives, which may take very
-    long. Each of the two has a process that decodes segments.
+    There is a thread for segments that are not sealed, one for sealed segments and times, which take longer, and one
+    for archives, which may take very long. The last two have a process each that decodes segments.
     """
 
     def __init__(

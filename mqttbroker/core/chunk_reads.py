@@ -147,7 +147,7 @@ class ChunkReads:
             self._forget(request)
 
     def _forget(self, request: ReadRequest) -> None:
-        """Have equal requests from now on made for themselves."""
+        """Let no further request join this one."""
         if self._under_way.get(request.place) is request:
             del self._under_way[request.place]
 
@@ -160,7 +160,7 @@ class ChunkReads:
         return True
 
     def forget_topics(self, size: i64) -> None:
-        """A reader remembers so many bytes less."""
+        """A reader has forgotten topics that it had counted by `remember`."""
         self.remembered -= size
         self.held -= size
 

@@ -1,4 +1,4 @@
-"""A limit of the lines that a log gets per second, for events of which clients can cause any number."""
+"""Limits the lines per second in the log about events that clients can cause in any number."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SECOND: Final = 1_000_000
 
 
 class LineLimit:
-    """Permits `MAX_LINES` lines per second; those beyond are counted in one line, the event ``excess`` of ``logger``."""
+    """Permits `MAX_LINES` lines per second. ``logger`` logs the number of further ones as the event ``excess``."""
 
     def __init__(self, clock: Clock, logger: str, excess: str) -> None:
         self._clock = clock

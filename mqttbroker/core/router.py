@@ -261,8 +261,10 @@ class Router:
         return None
 
     def queue_refusal(self, topic: str) -> str:
-        """Why messages of a topic that names a queue which clients may publish to cannot be stored; "" if they can, and for
-        other topics."""
+        """Why no message can be stored under a topic of a queue that clients may publish to.
+
+        "" if messages can be, and for all other topics.
+        """
         if topic.startswith(QUEUE_ROOT) and self.queue_topic(topic) is None:
             name = topic[len(QUEUE_ROOT) :].partition("/")[0]
             stream = self.queues.get(name, "")

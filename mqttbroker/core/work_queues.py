@@ -449,7 +449,7 @@ class WorkQueue(InFlightOwner):
         )
 
     def retry(self) -> None:
-        """Read again where it failed a while ago."""
+        """Read again with the readers that failed `RETRY_SECONDS` ago."""
         now = self._clock.monotonic
         for reader, due in list(self._retries.items()):
             if due <= now:

@@ -15,7 +15,8 @@ _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {} import main; main(
 class ChildProcess:
     """Runs ``main(nice)`` of a module, which must end when its stdin is closed, so that it never outlives this process.
 
-    ``nice`` is the priority of the next process that is started, 0 that of this process. `kill` may be called from any thread, the rest from one.
+    ``nice`` is the priority of the next process that is started, 0 that of this process. `kill` may be called from any
+    thread, the rest from one.
     """
 
     def __init__(self, module: str, nice: int) -> None:
