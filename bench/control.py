@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import ipaddress
 import random
 import sys
 import time
@@ -25,9 +26,14 @@ from mqttbroker.admin.control import BrokerControl, Slices  # noqa: E402
 from mqttbroker.admin.views import SessionFilter  # noqa: E402
 from mqttbroker.assembly import build_broker  # noqa: E402
 from mqttbroker.config.settings import Settings  # noqa: E402
+from mqttbroker.core.broker import Broker  # noqa: E402
+from mqttbroker.core.connection import CONNECTED  # noqa: E402
 from mqttbroker.core.session_rankings import SessionRankings  # noqa: E402
+from mqttbroker.core.terms import ListenerTerms  # noqa: E402
 from sessions.session import Subscription  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
+
+CONNECTIONS = 20_000
 
 
 def row(what: str, *figures: str) -> None:
@@ -68,6 +74,17 @@ def measure_call(what: str, call: Callable[[], Any]) -> Any:
     return result
 
 
+def connect(broker: Broker, client_ids: list[str]) -> None:
+    """Connections without sockets, each from an address of its own."""
+    terms = ListenerTerms()
+    for number, client_id in enumerate(client_ids):
+        peer = f"{ipaddress.ip_address('10.0.0.0') + number}:1"
+        connection = broker.accept(peer, terms, float(number))
+        connection.state, connection.client_id = CONNECTED, client_id
+        session = broker.registry.sessions[client_id]
+        connection.session, session.connection = session, connection
+
+
 def main() -> None:
     options = argparse.ArgumentParser()
     options.add_argument("--sessions", type=int, default=1_000_000)
@@ -97,6 +114,12 @@ def main() -> None:
     measure("the pass that finds all rankings", one_pass(rankings))
     measure("100 sessions with the longest queues", control.sorted_sessions("queued_messages", True))
     measure("1000 sessions, first disconnected", control.sorted_sessions("disconnected_at", False, limit=1000))
+    connect(broker, client_ids[:CONNECTIONS])
+    few = f", {CONNECTIONS} connected"
+    measure(f"100 connected sessions{few}", control.sessions(SessionFilter(connected=True)))
+    measure(f"sessions of one address{few}", control.sessions(SessionFilter(network="10.0.0.7")))
+    measure(f"100 last connected{few}", control.sorted_sessions("connected_at", True, SessionFilter(connected=True)))
+    measure("sessions of one user", control.sessions(SessionFilter(username="none")))
     measure_call("one session", lambda: control.session(middle))
     for topic in ("commands/all", "commands/7/few"):
         cursor = measure_call(f"open the receivers of {topic}", lambda topic=topic: control.open_receivers(topic))

@@ -42,11 +42,12 @@ def level(area: str = ALL) -> str:
 
 
 class LevelView(NamedTuple):
-    """The level of an area; ``seconds_left`` None = until the next reload."""
+    """The level of an area; ``seconds_left`` None = until the next reload. ``configured`` is that of the settings."""
 
     area: str
     level: str
     seconds_left: Optional[float]
+    configured: str
 
 
 class LogLevels:
@@ -84,7 +85,13 @@ class LogLevels:
     def views(self) -> list[LevelView]:
         """The level for `ALL`, and then that of each area."""
         now = self._loop.time()
+        configured = self._configured
         return [
-            LevelView(area, level(area), round(self._ends[area].when() - now, 3) if area in self._ends else None)
+            LevelView(
+                area,
+                level(area),
+                round(self._ends[area].when() - now, 3) if area in self._ends else None,
+                configured.get(area, configured[ALL]),
+            )
             for area in (ALL, *AREAS)
         ]

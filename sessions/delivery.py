@@ -11,6 +11,7 @@ from typing import Final, Optional
 from mypy_extensions import mypyc_attr
 
 from sessions.backpressure import PausablePublisher
+from sessions.counters import Drops
 from sessions.journal import RELEASING, STORED, STORING, Entry
 from sessions.message import Message
 from sessions.rows import PageRow
@@ -35,6 +36,10 @@ class ClientConnection(PausablePublisher):
     @abstractmethod
     def send_pubrel(self, packet_id: int) -> None:
         """Send a PUBREL."""
+
+    @abstractmethod
+    def drops(self) -> Drops:
+        """The counters of the messages dropped for clients of the same listener."""
 
     @abstractmethod
     def disconnect(self, reason_code: int, detail: str) -> None:

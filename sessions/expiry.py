@@ -60,7 +60,7 @@ class Expiry(EntryQuery):
                 self._search_at(self.until + RETRY_AFTER)
                 left.append(session)
                 continue
-            self.context.counters.expired += 1
+            self.context.counters.away.expired += 1
             session.window.skip_packet_id()
             session.queue.drop_stored(row)
         for session in left:

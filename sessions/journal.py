@@ -597,7 +597,7 @@ class Journal:
         self._written = []
         self.counters.commit_failures += 1
         for records in batch.streams.values():
-            self.counters.lost_records += len(records)
+            self.counters.away.store_failed += len(records)
         for producer, numbers in batch.producers.items():
             producer.remove(numbers)
         self._retry(batch)

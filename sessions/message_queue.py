@@ -8,6 +8,7 @@ from typing import Deque, Final, Optional
 from mypy_extensions import i64, mypyc_attr
 
 from sessions.context import DROP_OLDEST, SessionContext
+from sessions.counters import Drops
 from sessions.delivery import Delivery
 from sessions.journal import GONE, MEMORY
 from sessions.rows import StoredEntry
@@ -160,12 +161,12 @@ class MessageQueue:
         most: int = limits.max_transient_queue_bytes if self.session_id == 0 else limits.max_queued_bytes
         return limits.queue_full == DROP_OLDEST and size <= most
 
-    def drop_oldest(self, size: int) -> bool:
-        """Drop entries in memory that were never sent until there is room; False if there is none."""
+    def drop_oldest(self, size: int, drops: Drops) -> bool:
+        """Drop entries in memory that were never sent until there is room, counted in ``drops``; False if there is none."""
         while self.entries and self.entries[0].packet_id == 0 and self.full(size):
             entry = self.pop()
             if entry.disk != GONE:
-                self.context.counters.queue_full_oldest += 1
+                drops.queue_full_oldest += 1
                 self.finish(entry)
         return not self.full(size)
 
@@ -201,7 +202,7 @@ class OldestEntries(EntryQuery):
             entry = self.rows[self._next]
             self._next += 1
             self.after_seq = entry.seq
-            queue.context.counters.queue_full_oldest += 1
+            queue.context.counters.away.queue_full_oldest += 1
             queue.drop_stored(entry)
         if queue.exceeds(messages, size):
             self.pending = True

@@ -14,6 +14,7 @@ from mypy_extensions import i64
 
 from sessions.backpressure import Backpressure
 from sessions.context import SESSION_BYTES, SessionContext
+from sessions.counters import Drops
 from sessions.delivery import (
     ClientConnection,
     Delivery,
@@ -313,18 +314,22 @@ class Session(DeliveryOwner):
         """Drop the oldest messages if that is the policy; if a new one still has no room, count it as dropped."""
         context = self.context
         queue = self.queue
-        counters = context.counters
         if queue.full(size):
             if not self._drop_oldest(size):
-                counters.queue_full += 1
+                self.drops().queue_full += 1
                 return False
             if self.id == 0 or not context.full(1, size):
                 return True
         if self.id != 0:
-            counters.total_full += 1
+            self.drops().total_full += 1
         else:
-            counters.memory_full += 1
+            self.drops().memory_full += 1
         return False
+
+    def drops(self) -> Drops:
+        """The counters of messages dropped for this client."""
+        connection = self.connection
+        return self.context.counters.away if connection is None else connection.drops()
 
     def _drop_oldest(self, size: int) -> bool:
         queue = self.queue
@@ -333,7 +338,7 @@ class Session(DeliveryOwner):
         if self.id != 0 and self.connection is None:
             # A page that is being read may contain the oldest entries.
             return not self.reading_page and queue.drop_oldest_stored(size)
-        dropped = queue.drop_oldest(size)
+        dropped = queue.drop_oldest(size, self.drops())
         self._request_page_if_low()
         return dropped
 
@@ -519,7 +524,7 @@ class Session(DeliveryOwner):
             if entry.disk == GONE:
                 continue
             if message.expires_at != 0 and message.expires_at <= context.clock.now and entry.packet_id == 0:
-                context.counters.expired += 1
+                self.drops().expired += 1
                 window.skip_packet_id()
                 queue.finish(entry)
                 continue
@@ -574,7 +579,7 @@ class Session(DeliveryOwner):
 
     def entry_refused(self, entry: Delivery) -> None:
         """The store failed to write the entry: forget it. Its publisher gets an error, not an acknowledgement."""
-        self.context.counters.store_failed += 1
+        self.drops().store_failed += 1
         self.queue.count_out(entry.message.size)
         if entry.phase == STORING and self.window.discard(entry):
             self.send_queued()

@@ -47,15 +47,19 @@ class BackupError(Exception):
     """A backup cannot be made or used; the text is one line."""
 
 
+class NotEmpty(BackupError):
+    """The target of a backup is there already."""
+
+
 def back_up(data_dir: Path, target: Path) -> str:
     """Copy the data directory to the directory `target`; returns one line about its contents.
 
-    Raises `BackupError` if `target` exists and is not empty, or if the data is damaged; `OSError` or `sqlite3.Error` if
+    Raises `NotEmpty` if `target` exists and is not empty, another `BackupError` if the data is damaged; `OSError` or `sqlite3.Error` if
     something cannot be read or written.
     """
     target = target.absolute()
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise BackupError(f"{target}: is not an empty directory")
+        raise NotEmpty(f"{target}: is not an empty directory")
     if not (data_dir / DATABASE).exists():
         raise BackupError(f"{data_dir / DATABASE}: there is none; durability off keeps none")
     target.parent.mkdir(parents=True, exist_ok=True)

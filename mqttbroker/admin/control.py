@@ -11,6 +11,7 @@ import ipaddress
 import secrets
 import sys
 from functools import lru_cache
+from heapq import nlargest, nsmallest
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Generator, Generic, List, Mapping, NamedTuple, Optional, Set, Tuple, TypeVar
 
@@ -52,6 +53,7 @@ from mqttbroker.core.session_rankings import (
     SessionRankings,
     connected_at,
 )
+from sessions.counters import CAUSES
 from sessions.journal import Gate
 from sessions.message import Message
 from sessions.reason_names import REASON_NAMES
@@ -63,6 +65,7 @@ from topic_matcher.trie import TrieSearch
 
 SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than a millisecond without compilation
 MAX_VISITS = 20_000  # sessions, subscriptions or topics visited for one page, except in another order: some 20 ms
+SESSIONS_PER_CONNECTION = 10  # beyond which the connections are visited for conditions on them
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that a listing holds; if there are more, all sessions are visited
 PAGE_BYTES = 1 << 20  # payloads and properties of one page; the message that exceeds them is the last of its page
@@ -107,6 +110,9 @@ class BrokerControl:
         last is in exactly one of them.
         """
         _check_limit(limit)
+        connected = yield from self._connected(where)
+        if connected is not None:
+            return self._page(connected, after, limit, descending)
         registry = self._broker.registry
         ids = registry.client_ids
         found: List[SessionSummary] = []
@@ -134,6 +140,32 @@ class BrokerControl:
                 return SessionPage(tuple(found), end)
             start = end + "\0"
             yield 0.0
+
+    def _connected(self, where: SessionFilter) -> Slices[Optional[List[Session]]]:
+        """The sessions that satisfy ``where``, in no order; None unless they have connections, and few sessions have one."""
+        connections = self._broker.clients.connections
+        if not (where.connected or where.listener is not None or where.network):
+            return None
+        if len(connections) > min(MAX_VISITS, len(self._broker.registry) // SESSIONS_PER_CONNECTION):
+            return None
+        found: List[Session] = []
+        for visits, connection in enumerate(list(connections)):
+            if visits % SLICE == SLICE - 1:
+                yield 0.0
+            session = connection.session
+            if session is None or session.connection is not connection or not _has_id(session.client_id, where):
+                continue
+            if _satisfies(session, where):
+                found.append(session)
+        return found
+
+    def _page(self, sessions: List[Session], after: str, limit: int, descending: bool) -> SessionPage:
+        """The page of some sessions behind ``after``."""
+        by_id = {session.client_id: session for session in sessions}
+        behind = (name for name in by_id if not after or (name < after if descending else name > after))
+        first = (nlargest if descending else nsmallest)(limit + 1, behind)
+        found = tuple(self._summary(by_id[name]) for name in first[:limit])
+        return SessionPage(found, first[limit - 1] if len(first) > limit else "")
 
     def sorted_sessions(
         self,
@@ -175,7 +207,7 @@ class BrokerControl:
             session = registry.get(entry[1])
             if session is None or not _is_behind(entry, after, descending):
                 continue
-            if entry[1].startswith(where.prefix) and where.contains in entry[1] and _satisfies(session, where):
+            if _has_id(entry[1], where) and _satisfies(session, where):
                 found.append(entry)
                 if len(found) > limit:
                     return found
@@ -185,6 +217,11 @@ class BrokerControl:
         self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
     ) -> Slices[List[_Ranked]]:
         """The sessions of a page, and one more, by their values now."""
+        connected = yield from self._connected(where)
+        if connected is not None:
+            entries = [(key.of(session), session.client_id) for session in connected]
+            behind = (entry for entry in entries if _is_behind(entry, after, descending))
+            return (nlargest if descending else nsmallest)(limit + 1, behind)
         registry = self._broker.registry
         best: List[_Ranked] = []
         start = where.prefix
@@ -565,25 +602,14 @@ class BrokerControl:
         broker = self._broker
         context = broker.context
         counters = context.counters
-        drops = {
-            "queue_full": counters.queue_full,
-            "queue_full_oldest": counters.queue_full_oldest,
-            "total_full": counters.total_full,
-            "memory_full": counters.memory_full,
-            "refused": counters.publish_refused,
-            "slow_subscriber": counters.publish_dropped_slow,
-            "memory": counters.publish_dropped_memory,
-            "rate": counters.publish_dropped_rate,
-            "too_large": counters.publish_dropped_too_large,
-            "not_authorized": counters.publish_dropped_denied,
-            "retained_full": counters.publish_dropped_retained,
-            "expired": counters.expired,
-            "store_failed": counters.store_failed + counters.lost_records,
+        drops: Dict[Tuple[str, ...], int] = {
+            (listener, cause): getattr(drops, cause) for listener, drops in counters.drops.items() for cause in CAUSES
         }
         return BrokerStatus(
             durability=broker.terms.durability,
             totals=Totals(*(getattr(counters, name) for name in Totals._fields)),
-            drops=MappingProxyType(drops),
+            drops=MappingProxyType(_by_cause(drops)),
+            drops_by_listener=MappingProxyType(drops),
             clients_connected=broker.clients.connected,
             clients_connected_maximum=broker.clients.connected_maximum,
             sessions=len(broker.registry),
@@ -884,6 +910,11 @@ def _check_filter(topic_filter: str, may_be_shared: bool = True) -> None:
         raise ControlError(f"a shared subscription has no retained messages: {topic_filter!r}")
 
 
+def _has_id(client_id: str, where: SessionFilter) -> bool:
+    """Whether the conditions on the client identifier hold."""
+    return client_id.startswith(where.prefix) and where.contains in client_id
+
+
 def _satisfies(session: Session, where: SessionFilter) -> bool:
     """Whether the conditions hold that are not on the client identifier."""
     connection = _connection(session)
@@ -947,6 +978,14 @@ def _memory_status(broker: Broker) -> MemoryStatus:
         parts=tuple(MemoryPart(part.name, part.held, part.maximum) for part in memory.parts()),
         refused=MappingProxyType(refused),
     )
+
+
+def _by_cause(drops: Mapping[Tuple[str, ...], int]) -> Dict[str, int]:
+    """The drops of all listeners together."""
+    totals = dict.fromkeys(CAUSES, 0)
+    for (_, cause), count in drops.items():
+        totals[cause] += count
+    return totals
 
 
 def _refused(broker: Broker) -> Dict[Tuple[str, ...], float]:

@@ -15,7 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, TypeVar
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.access import Right
-from mqttbroker.admin.backup import BackupError
+from mqttbroker.admin.backup import BackupError, NotEmpty
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import MAX_BAN, SORTS, BrokerControl, ControlError
 from mqttbroker.admin.control_runner import BrokerStopping, ControlRunner
@@ -132,7 +132,8 @@ SETTING = record(
 LOG_LEVEL = record(
     level=TEXT,
     seconds_left=described(nullable(NUMBER), "until the level of the configuration; null = until the next reload"),
-    areas=array(record(area=TEXT, level=TEXT, seconds_left=nullable(NUMBER))),
+    configured=described(TEXT, "the level of the configuration, which may differ from the one in force"),
+    areas=array(record(area=TEXT, level=TEXT, seconds_left=nullable(NUMBER), configured=TEXT)),
 )
 
 BACKUP_NAME = Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -")
@@ -328,7 +329,7 @@ class Api:
         try:
             return {"summary": await asyncio.to_thread(back_up, call["name"])}
         except BackupError as error:
-            raise RequestError(409, str(error)) from None
+            raise RequestError(409, str(error), "name" if isinstance(error, NotEmpty) else "") from None
         finally:
             self._backing_up = False
 
@@ -549,6 +550,7 @@ def log_level_json(views: Sequence[LevelView]) -> Dict[str, Any]:
     return {
         "level": general.level,
         "seconds_left": general.seconds_left,
+        "configured": general.configured,
         "areas": [view._asdict() for view in areas],
     }
 
@@ -598,6 +600,8 @@ def status_json(status: BrokerStatus) -> Dict[str, Any]:
                         for (by, outcome), count in status.logins.items()]  # fmt: skip
     values["connects_refused"] = [{"listener": listener, "reason": reason, "count": count}
                                   for (listener, reason), count in status.connects_refused.items()]  # fmt: skip
+    values["drops_by_listener"] = [{"listener": listener, "cause": cause, "count": count}
+                                   for (listener, cause), count in status.drops_by_listener.items() if count]
     return values
 
 

@@ -249,6 +249,12 @@ class Metrics:
             ("logins_banned", "Logins refused because of a ban.", status.logins_banned),
             ("store_failures", "Commits that failed.", totals.commit_failures),
             ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
+            ("stream_records_sent", "Records of streams sent to MQTT clients: subscriptions, groups and queues.",
+             totals.stream_records_sent),
+            ("stream_records_returned", "Records given back by members of groups and queues that did not acknowledge them.",
+             totals.stream_records_returned),
+            ("stream_records_missed", "Records that retention removed, or that are damaged, before an MQTT client was sent them.",
+             totals.stream_records_missed),
             ("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.",
              totals.stream_repeats),
             ("stream_gaps", "Messages whose seq leaves out numbers of their producer-id.", totals.stream_gaps),
@@ -278,9 +284,10 @@ class Metrics:
             ("limits_reached", "Times that a limit refused, delayed or closed something, by the name of the setting.",
              "limit", status.limits_reached),
             ("bans_started", "Bans that began, by cause.", "cause", status.bans_started),
-            ("messages_dropped", "Messages not delivered, by cause.", "cause", status.drops),
         ):
             yield _counter(name, text, (label,), {(key,): count for key, count in counts.items()})
+        yield _counter("messages_dropped", "Messages not delivered, by listener and cause.", ("listener", "cause"),
+                       status.drops_by_listener)
         progress = self.store_progress()
         gauges = (
             ("clients_connected", "Clients connected now.", status.clients_connected),

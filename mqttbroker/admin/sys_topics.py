@@ -145,6 +145,9 @@ class SysTopics:
             "memory/stage": status.memory.stage_name,
         }
         if self.metrics.streams is not None and self.metrics.streams.streams():
+            values["streams/records/sent"] = totals.stream_records_sent
+            values["streams/records/returned"] = totals.stream_records_returned
+            values["streams/records/missed"] = totals.stream_records_missed
             values["streams/sealed/segments"] = self.metrics.streams.sealed_segments
             values["streams/sealed/bytes_saved"] = self.metrics.streams.sealed_bytes_saved
             values["streams/sealed/failures"] = self.metrics.streams.sealing_failures

@@ -176,6 +176,9 @@ class Totals(NamedTuple):
     websocket_failures: int
     proxy_failures: int
     commit_failures: int
+    stream_records_sent: int  # to subscriptions that read a stream, groups and queues
+    stream_records_returned: int
+    stream_records_missed: int
     stream_repeats: int
     stream_gaps: int
     stream_numbers_invalid: int
@@ -239,6 +242,7 @@ class BrokerStatus(NamedTuple):
     durability: str
     totals: Totals
     drops: Mapping[str, int]  # messages not delivered, by cause
+    drops_by_listener: Mapping[Tuple[str, ...], int]  # by listener, "" = clients that are not connected, and cause
     clients_connected: int
     clients_connected_maximum: int
     sessions: int

@@ -119,7 +119,7 @@ class BrokerMessages(LongWork):
         try:
             route = router.route_in_parts(message.topic.encode("utf-8"), self)
         except MQTTError:  # a stored will whose topic exceeds a limit that was lowered since
-            publisher.outbound.counters.publish_dropped_denied += 1
+            publisher.outbound.counters.away.not_authorized += 1
             waiting.recipients = 0
             return True
         if route is None or (route.large and not publisher.fan_out.done):
@@ -138,11 +138,11 @@ class BrokerMessages(LongWork):
         if session is not None:
             outbound = publisher.outbound
             if route.reserved or not publisher.rules.may_publish(session, route.topic):
-                outbound.counters.publish_dropped_denied += 1
+                outbound.counters.away.not_authorized += 1
                 outbound.denials.log("will", route.topic, session.client_id, "", session.username, "")
                 return True
             if message.retain and message.payload and not route.to_queue and publisher.retained_full(route.topic, message.size):
-                outbound.counters.publish_dropped_retained += 1
+                outbound.counters.away.retained_full += 1
                 message.retain = False
         waiting.recipients = len(route.targets) + len(route.groups) + len(route.streams)
         publisher.publish(outgoing, route, session, waiting.gate)

@@ -135,7 +135,7 @@ class Commits:
         for entry in session.queue.entries:
             if entry.disk != GONE and not self.rules.may_read(session, entry.message.topic):
                 session.withdraw(entry)
-                self.outbound.counters.publish_dropped_denied += 1
+                session.drops().not_authorized += 1
 
 
 class _Answer(LongWork):

@@ -24,6 +24,7 @@ from mqttbroker.core.rates import Rate, Throttle
 from mqttbroker.core.terms import ListenerTerms
 from mqttbroker.core.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_ALIASED_PROPERTIES, TopicAliases
 from mqttbroker.core.users import User
+from sessions.counters import Drops
 from sessions.delivery import ClientConnection, Delivery
 from sessions.message import Message
 from sessions.session import Session
@@ -249,7 +250,7 @@ class Connection(ClientConnection):
         dropped."""
         outbox = self.outbox
         counters = self.outbound.counters
-        if droppable and outbox.restricted and outbox.drops(size):
+        if droppable and outbox.restricted and self._is_dropped(size):
             return False
         if outbox.count_publish(size):
             self.ready = False
@@ -260,6 +261,25 @@ class Connection(ClientConnection):
         if not self.flush_requested:
             self._enter_flush_queue()
         return True
+
+    def _is_dropped(self, size: i64) -> bool:
+        """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped, because the client does not read or its rate is
+        exceeded; counts it. Never unless the outbox is `restricted`, which callers test first: mypyc inlines no long
+        method."""
+        outbox = self.outbox
+        if outbox.is_blocked(size):
+            if self.outbound.shedding:
+                self.drops().memory += 1
+            else:
+                self.drops().slow_subscriber += 1
+            return True
+        if outbox.exceeds_rate():
+            self.drops().rate += 1
+            return True
+        return False
+
+    def drops(self) -> Drops:
+        return self.outbound.counters.drops_of(self.terms.listener)
 
     # -- deliveries -----------------------------------------------------------
 
@@ -274,7 +294,7 @@ class Connection(ClientConnection):
         else:
             packet = outgoing.qos0_packet(self.version)
         if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-            self.outbound.counters.publish_dropped_too_large += 1
+            self.drops().too_large += 1
             return
         self.send_publish(packet, len(outgoing.message.payload), True)
 
@@ -295,7 +315,7 @@ class Connection(ClientConnection):
         header: bytes = publish_header(1, remaining)
         size: i64 = len(header) + remaining
         if size > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-            self.outbound.counters.publish_dropped_too_large += 1
+            self.drops().too_large += 1
         elif self._admit(size, len(payload), True):
             parts = self.outbox.parts
             parts.append(header)
@@ -351,7 +371,7 @@ class Connection(ClientConnection):
             size = len(header) + 2 + len(rest)
         if size > self.maximum_packet_size:
             # Completed as if it had been delivered [MQTT-3.1.2-25].
-            self.outbound.counters.publish_dropped_too_large += 1
+            self.drops().too_large += 1
             entry.session.abandon(entry)
         elif packet:
             self.send_publish(packet, len(outgoing.message.payload), False)
@@ -374,7 +394,7 @@ class Connection(ClientConnection):
             alias = 0
             packet = outgoing.encode_as(topic, 5, qos, retain, duplicate, packet_id, subscription_ids)
             if len(packet) > self.maximum_packet_size:  # [MQTT-3.1.2-25]
-                self.outbound.counters.publish_dropped_too_large += 1
+                self.drops().too_large += 1
                 return False
         if self.send_publish(packet, len(outgoing.message.payload), qos == 0) and alias < 0:
             self._assign_alias(aliases, topic)

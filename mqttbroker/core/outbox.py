@@ -143,22 +143,16 @@ class Outbox:
             full = True
         return full
 
-    def drops(self, size: i64) -> bool:
-        """Whether a QoS 0 PUBLISH of ``size`` bytes is to be dropped, because the client does not read or its rate is
-        exceeded; counts it. Never unless `restricted`, which callers test first: mypyc inlines no long method."""
+    def is_blocked(self, size: i64) -> bool:
+        """Whether the client does not read, and a PUBLISH of ``size`` bytes exceeds what may wait for it."""
         outbound = self.outbound
-        if self.writing_paused and (
+        return self.writing_paused and (
             self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked
-        ):
-            if outbound.shedding:
-                outbound.counters.publish_dropped_memory += 1
-            else:
-                outbound.counters.publish_dropped_slow += 1
-            return True
-        if self.throttle is not None and self.throttle.wait(outbound.clock.monotonic) > 0.0:
-            outbound.counters.publish_dropped_rate += 1
-            return True
-        return False
+        )
+
+    def exceeds_rate(self) -> bool:
+        """Whether the client is sent as much as its rates permit."""
+        return self.throttle is not None and self.throttle.wait(self.outbound.clock.monotonic) > 0.0
 
     @property
     def excess(self) -> i64:

@@ -198,7 +198,7 @@ class PublishHandler:
             connection = cast(Connection, receiver)
             if target.zero_copy and connection.zero_copy_version == version:
                 if size > connection.maximum_packet_size:  # [MQTT-3.1.2-25]
-                    connection.outbound.counters.publish_dropped_too_large += 1
+                    connection.drops().too_large += 1
                 elif more is None:
                     connection.send_publish(packet, size - payload, True)
                 else:
@@ -517,11 +517,10 @@ class PublishHandler:
 
     def _rejects(self, route: Route, first: i64, packet_id: i64, size: i64) -> bool:
         """Answer a PUBLISH that is not permitted, or for which there is no room among the retained messages."""
-        counters = self.connection.outbound.counters
+        connection = self.connection
         qos: i64 = (first >> 1) & 3
         if route.reserved or (self.restricted and not self._may_publish(route.topic)):
-            counters.publish_dropped_denied += 1
-            connection = self.connection
+            connection.drops().not_authorized += 1
             broker = self.broker
             refusal = broker.router.queue_refusal(route.topic)
             connection.outbound.denials.log(
@@ -536,7 +535,7 @@ class PublishHandler:
             self._acknowledge_with(qos, packet_id, TOPIC_NAME_INVALID if refusal else broker.terms.denial_code())
             return True
         if first & 1 and size > 0 and not route.to_queue and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):
-            counters.publish_dropped_retained += 1
+            connection.drops().retained_full += 1
             self._acknowledge_with(qos, packet_id, QUOTA_EXCEEDED)
             return True
         return False
@@ -544,7 +543,7 @@ class PublishHandler:
     def _refuse(self, qos: i64, packet_id: i64) -> None:
         """A recipient's queue has no room: refuse the message, so that the publisher sends it again later."""
         connection = self.connection
-        connection.outbound.counters.publish_refused += 1
+        connection.drops().refused += 1
         if connection.version >= 5:
             self._acknowledge_with(qos, packet_id, QUOTA_EXCEEDED)
         else:

@@ -364,7 +364,7 @@ class StreamConsumer(ReaderOwner):
                 moved = True
             reader.take()
             if written == 0:  # [MQTT-3.1.2-25]
-                connection.outbound.counters.publish_dropped_too_large += 1
+                connection.drops().too_large += 1
                 if qos == 1:
                     session.acknowledge(packet_id)
                 elif qos == 2:
@@ -446,7 +446,7 @@ class StreamConsumer(ReaderOwner):
         maximum: i64 = connection.maximum_packet_size
         size = rows.append_packet(parts, connection.version, first_byte, plan.field, packet_id, added, maximum)
         if size == 0:  # [MQTT-3.1.2-25]
-            connection.outbound.counters.publish_dropped_too_large += 1
+            connection.drops().too_large += 1
             if qos:
                 session.acknowledge(packet_id)
         else:

@@ -32,6 +32,7 @@ class ListenerPolicy:
         self.max_connections = max_connections
         self.max_half_open = max_half_open
         self.counters = counters
+        counters.drops_of(terms.listener)  # a counter that begins at 0 has a rate from its first drop on
         # Given the transport at a CONNECT: why its certificate is refused now, None if it is not.
         self.refuses_certificate: Optional[Callable[[Any], Optional[str]]] = None
         self.clients = 0  # open connections that sent CONNECT

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
-from support.metric_samples import samples
+from support.metric_samples import drops, samples
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Puback, Publish
@@ -67,10 +67,6 @@ def metrics(broker: BrokerProcess) -> dict[str, float]:
     return samples(broker.get("/metrics"))
 
 
-def dropped(found: dict[str, float]) -> float:
-    return sum(value for name, value in found.items() if name.startswith("mqttbroker_messages_dropped_total"))
-
-
 @pytest.mark.parametrize(
     "qos, persistent", [(1, False), (1, True), (2, True)], ids=["transient", "persistent", "persistent, QoS 2"]
 )
@@ -92,7 +88,7 @@ def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(
                 )
                 most = max(most, waiting)
         found = metrics(broker)
-        assert dropped(found) == 0
+        assert drops(found) == 0
         assert WATERMARK < most < 5 * WATERMARK
         assert found["mqttbroker_publisher_waits_total"] > 10
 
@@ -105,7 +101,7 @@ def test_publishers_do_not_wait_for_a_subscriber_that_stops_reading(start_broker
         for _ in range(WATERMARK):
             assert other.publish("t", PAYLOAD, 1) == 0
         found = metrics(broker)
-        assert found["mqttbroker_messages_dropped_total/queue_full"] == 6 * WATERMARK == dropped(found)
+        assert drops(found, "queue_full") == 6 * WATERMARK == drops(found)
         assert found["mqttbroker_publisher_waits_total"] == 1 and found["mqttbroker_publishers_waiting"] == 0
 
 
@@ -182,5 +178,5 @@ def test_backpressure_can_be_turned_off(start_broker: Start) -> None:
         for _ in range(10 * WATERMARK):
             publisher.expect(Puback)
         found = metrics(broker)
-        assert found["mqttbroker_messages_dropped_total/queue_full"] == 5 * WATERMARK
+        assert drops(found, "queue_full") == 5 * WATERMARK
         assert found["mqttbroker_publisher_waits_total"] == 0

@@ -241,7 +241,7 @@ def test_messages_above_the_clients_maximum_are_not_sent(tmp_path: Path, qos: in
             publisher.publish("t", b"x" * size, qos)
         assert [len(client.take().payload) for _ in range(2)] == [50, 60]
         client.expect_nothing()
-        assert core.broker.outbound.counters.publish_dropped_too_large == 1
+        assert core.control.status().drops["too_large"] == 1
         session = core.broker.registry.get("small")
         assert session is not None and session.queued_messages == 0
 

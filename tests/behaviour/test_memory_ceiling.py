@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
-from support.metric_samples import samples
+from support.metric_samples import drops, samples
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import scram_password
 from mqttbroker.auth.scram import METHOD
 from mqttbroker.codec.packets import Auth, Connack, Connect, Disconnect, Publish, Will
 from mqttbroker.codec.properties import Properties
+from sessions.counters import CAUSES
 
 MIB = 1 << 20
 KIB = 1 << 10
@@ -72,10 +73,9 @@ class Clients:
 
 def memory(broker: BrokerProcess) -> dict[str, float]:
     """The samples of ``mqttbroker_memory_`` without that prefix, and the drops by cause."""
-    prefixes = ("mqttbroker_memory_", "mqttbroker_messages_dropped_total/")
     found = samples(broker.get("/metrics"))
-    return {name.removeprefix(prefix): value for name, value in found.items() for prefix in prefixes
-            if name.startswith(prefix)}  # fmt: skip
+    return {name.removeprefix("mqttbroker_memory_"): value for name, value in found.items()
+            if name.startswith("mqttbroker_memory_")} | {cause: drops(found, cause) for cause in CAUSES}  # fmt: skip
 
 
 def held(broker: BrokerProcess, part: str) -> float:

@@ -88,7 +88,7 @@ def test_topics_that_no_client_may_publish_to(tmp_path: Path, topic: str, qos: i
         client = core.connect("c")
         assert client.publish(topic, b"x", qos, retain=True) == (0x87 if qos else 0)
         watching.expect_nothing()
-        assert len(core.broker.retained) == 0 and core.broker.outbound.counters.publish_dropped_denied == 1
+        assert len(core.broker.retained) == 0 and core.control.status().drops["not_authorized"] == 1
 
 
 @pytest.mark.parametrize("version", [4, 5])
@@ -251,7 +251,7 @@ def test_qos_0_for_a_stalled_client_is_dropped_and_counted(tmp_path: Path) -> No
             publisher.publish("t", b"kept", 1)
         subscriber.connection.outbox.resume()
         got = subscriber.arrived()
-        dropped = core.broker.outbound.counters.publish_dropped_slow
+        dropped = core.control.status().drops["slow_subscriber"]
         assert 15 <= dropped <= 22 and len(got) == 33 - dropped
         assert [packet.payload for packet in got[-3:]] == [b"kept"] * 3
 
@@ -313,7 +313,7 @@ def test_expired_messages_are_never_sent(tmp_path: Path, kill: bool) -> None:
         subscriber = core.connect("s", 4, clean_start=False)
         assert subscriber.take().payload == b"50"
         subscriber.expect_nothing()
-        assert core.broker.context.counters.expired == 3
+        assert core.control.status().drops["expired"] == 3
 
 
 # --- redelivery ---------------------------------------------------------------------------------------------------

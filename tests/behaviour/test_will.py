@@ -208,7 +208,7 @@ def test_a_will_cannot_publish_to_sys(tmp_path: Path) -> None:
         core.connect("m", will=will(topic="$SYS/broker/version", retain=True)).close()
         watching.expect_nothing()
         assert len(core.broker.retained) == 0
-        assert core.broker.outbound.counters.publish_dropped_denied == 1
+        assert core.control.status().drops["not_authorized"] == 1
 
 
 def test_a_stored_will_above_new_limits_is_dropped(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sessions.counters import Drops
 from sessions.delivery import ClientConnection, Delivery
 
 
@@ -11,6 +12,9 @@ class NullConnection(ClientConnection):
 
     def send_pubrel(self, packet_id: int) -> None:
         pass
+
+    def drops(self) -> Drops:
+        return Drops()
 
     def disconnect(self, reason_code: int, detail: str) -> None:
         pass

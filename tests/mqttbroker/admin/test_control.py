@@ -107,6 +107,29 @@ def test_filters(core: Core) -> None:
     assert len(finish(control.sessions(SessionFilter(prefix="dev-00001"), after="dev-000015")).sessions) == 4
 
 
+@pytest.mark.parametrize("descending", [False, True])
+def test_conditions_on_connections_find_the_same_by_way_of_connections(
+    core: Core, monkeypatch: pytest.MonkeyPatch, descending: bool
+) -> None:
+    client_ids = many_sessions(core, 5000)
+    for number in range(0, 5000, 20):
+        core.connect(client_ids[number])
+    core.client()  # without a CONNECT
+    control, found = core.control, []
+    where = SessionFilter(prefix="dev-00", contains="2", connected=True, listener=core.terms.listener)
+    for sessions_per_connection in (1, 10_000):
+        monkeypatch.setattr(control_module, "SESSIONS_PER_CONNECTION", sessions_per_connection)
+        slices, page = count_slices(control.sessions(where, limit=20, descending=descending))
+        assert (slices == 1) is (sessions_per_connection == 1)
+        pages = [page]
+        while pages[-1].after:
+            pages.append(finish(control.sessions(where, pages[-1].after, 20, descending)))
+        in_order = finish(control.sorted_sessions("connected_at", descending, where, None, 20))
+        behind = finish(control.sorted_sessions("connected_at", descending, where, in_order.after, 20))
+        found.append((pages, in_order, behind))
+    assert found[0] == found[1] and [len(page.sessions) for page in found[0][0]] == 5 * [20] + [6]
+
+
 def test_a_page_ends_early_after_many_sessions(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "MAX_VISITS", 2 * SLICE)
     client_ids = many_sessions(core, 5 * SLICE + 7)
@@ -281,7 +304,7 @@ def test_a_scan_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> Non
     assert page == ((), "") and slices == 21
     slices, page = count_slices(core.control.sessions(limit=100))
     assert slices == 1 and len(page.sessions) == 100
-    scan = core.control.sessions(SessionFilter(connected=True))
+    scan = core.control.sessions(SessionFilter(username="nobody"))
     for number in range(5):  # sessions that begin and end during the scan
         next(scan)
         core.broker.registry.create(f"dev-0{number}x", False)

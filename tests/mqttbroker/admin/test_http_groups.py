@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 import pytest
 from support.broker_process import BrokerProcess
 from support.command_line import run
+from support.metric_samples import samples
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Puback, Publish
@@ -20,6 +21,7 @@ TOKEN = "a-token-of-thirty-two-characters"
 CONFIG = {
     "streams": {"log": {"filters": ["log/#"], "partitions": 1, "seal": False}},
     "consumers": {"interval": "100ms"},
+    "sys_interval": "100ms",
     "http": {"token": TOKEN},
 }
 HEADERS = {"content-type": "application/json", "authorization": f"Bearer {TOKEN}"}
@@ -81,6 +83,27 @@ def test_lag_of_a_group_stands_with_that_of_other_consumers(broker: BrokerProces
         pass
     shown = run("consumers", "--url", broker.url, "--token", TOKEN, cwd=broker.directory)
     assert shown.returncode == 0 and "$share/g" in shown.stdout
+
+
+def test_records_for_mqtt_clients_are_counted(broker: BrokerProcess) -> None:
+    member = join(broker)
+    receive(member, 10, 4)
+    member.disconnect()
+    with RawClient(broker.port) as reader, RawClient(broker.port) as watch:
+        reader.connect()
+        start = Properties()
+        start.user_properties = [("stream-offset", "offset:8")]
+        reader.subscribe("$stream/log", options=0, properties=start)
+        assert [reader.take().payload for _ in range(2)] == [b"8", b"9"]
+        found = samples(broker.get("/metrics", HEADERS))
+        expected = {"sent": 12, "returned": 6, "missed": 0}
+        assert {name: found[f"mqttbroker_stream_records_{name}_total"] for name in expected} == expected
+        watch.connect()
+        watch.subscribe("$SYS/broker/streams/records/+", options=0)
+        values: dict[str, int] = {}
+        while values != expected:
+            message = watch.take()
+            values[message.topic.rpartition("/")[2]] = int(message.payload)
 
 
 @pytest.mark.parametrize(("to", "expected"), [("earliest", 0), ("offset:7", 7), ("latest", 10), ("1h", 0)])

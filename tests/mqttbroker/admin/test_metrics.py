@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 
 from support.broker_process import BrokerProcess
 from support.core import Core
-from support.metric_samples import samples
+from support.metric_samples import drops, samples
 from support.raw_client import RawClient
 
+from mqttbroker.admin.http_api import status_json
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.codec.packets import Publish
 from mqttbroker.codec.properties import Properties
@@ -76,9 +78,44 @@ def test_each_drop_is_counted_by_its_cause(tmp_path: Path) -> None:
         # In test_bounds, test_memory and test_send_rates.
         elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused", "memory", "rate")
         causes.update(dict.fromkeys(elsewhere, 0))
-        assert len(causes) == 13
         status = core.control.status()
         assert status.drops == causes
         found = samples(Metrics(None).render(status))
-        assert {cause: found[f"mqttbroker_messages_dropped_total/{cause}"] for cause in causes} == causes
+        assert {cause: drops(found, cause) for cause in causes} == causes
         assert found["mqttbroker_store_failures_total"] == 1
+
+
+def test_drops_are_counted_by_listener(tmp_path: Path) -> None:
+    """At its publisher's if a message is refused, else at that of the client that does not get it."""
+    with Core(tmp_path, max_queued_messages=1) as core:
+        publisher = core.connect("p")
+        publisher.publish("$SYS/x", b"")
+        core.terms = copy.copy(core.terms)
+        core.terms.listener = "unix:/other"
+        small = Properties()
+        small.maximum_packet_size = 20
+        core.connect("small", properties=small).subscribe("large", options=0)
+        stays = core.connect("stays", 4, clean_start=False)
+        stays.subscribe("q", options=1)
+        stays.connection.ready = False
+        for _ in range(3):
+            publisher.publish("q", b"", 1)
+        publisher.publish("large", b"x" * 100)
+        stays.close()
+        for _ in range(4):
+            publisher.publish("q", b"", 1)
+        status = core.control.status()
+        own = publisher.connection.terms.listener
+        expected = {
+            (own, "not_authorized"): 1,
+            ("unix:/other", "too_large"): 1,
+            ("unix:/other", "queue_full"): 2,
+            ("", "queue_full"): 4,
+        }
+        assert {key: count for key, count in status.drops_by_listener.items() if count} == expected
+        assert status.drops["queue_full"] == 6 and sum(status.drops.values()) == 8
+        found = samples(Metrics(None).render(status))
+        for (listener, cause), count in expected.items():
+            assert found[f"mqttbroker_messages_dropped_total/{cause}/{listener}"] == count
+        listed = status_json(status)["drops_by_listener"]
+        assert {(each["listener"], each["cause"]): each["count"] for each in listed} == expected

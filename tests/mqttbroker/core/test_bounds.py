@@ -88,8 +88,8 @@ def test_drop_oldest_makes_room_in_bytes(tmp_path: Path) -> None:
             assert publisher.publish("t/1", letter * size, 1) == 0
         # "e" is larger than the limit of the queue, so nothing is dropped for it.
         assert [payload[:1] for payload in payloads(durable(core, "sub"))] == [b"c", b"d"]
-        counters = core.broker.context.counters
-        assert (counters.queue_full, counters.queue_full_oldest, session.queue.byte_count) == (1, 2, 3 + 100 + 3 + 1500)
+        drops = core.control.status().drops
+        assert (drops["queue_full"], drops["queue_full_oldest"], session.queue.byte_count) == (1, 2, 3 + 100 + 3 + 1500)
 
 
 def test_drop_oldest_queries_a_long_queue_in_parts(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_drop_oldest_queries_a_long_queue_in_parts(tmp_path: Path) -> None:
         session = away(core, qos=1)
         publish(core, range(7500))
         assert session.queued_messages == 3000
-        assert core.broker.context.counters.queue_full_oldest == 4500
+        assert core.control.status().drops["queue_full_oldest"] == 4500
         check_totals(core)
         assert drain(durable(core, "sub")) == list(range(4500, 7500))
         assert stored(core) == [(0, 0)]
@@ -111,7 +111,7 @@ def test_drop_oldest_keeps_messages_that_were_sent(tmp_path: Path) -> None:
         assert [packet.payload for packet in client.arrived()] == [b"0", b"1", b"2"]
         client.close()
         publish(core, range(3, 6))
-        assert core.broker.context.counters.queue_full + core.broker.context.counters.queue_full_oldest == 3
+        assert core.control.status().drops["queue_full"] + core.control.status().drops["queue_full_oldest"] == 3
         again = durable(core, "sub")
         assert [(packet.dup, packet.payload) for packet in again.arrived()] == [(True, b"%d" % n) for n in range(3)]
 
@@ -233,7 +233,7 @@ def test_a_will_that_finds_no_room_is_dropped_and_counted(tmp_path: Path) -> Non
             client = core.client()
             client.connect(name, will=_will(will))
             client.close()
-        assert core.broker.context.queued_messages == 1 and core.broker.context.counters.total_full == 1
+        assert core.broker.context.queued_messages == 1 and core.control.status().drops["total_full"] == 1
 
 
 def _will(message: Publish) -> Will:
@@ -250,7 +250,7 @@ def test_the_total_in_memory_is_limited(tmp_path: Path) -> None:
         for number in range(20):
             assert publisher.publish("t/1", b"%0200d" % number, 1) == 0
             assert core.broker.context.memory_bytes <= 2048
-        dropped = core.broker.context.counters.memory_full
+        dropped = core.control.status().drops["memory_full"]
         assert 10 <= dropped < 20
         check_totals(core)
         for client in readers:
@@ -281,7 +281,7 @@ def test_messages_of_a_disconnected_client_expire_on_disk(tmp_path: Path) -> Non
         core.kill()
         core.advance(600)
         assert stored(core) == [(1, 1)]
-        assert core.broker.context.counters.expired == 500
+        assert core.control.status().drops["expired"] == 500
         check_totals(core)
         assert drain(durable(core, "sub")) == [2500]
 
@@ -295,8 +295,8 @@ def test_a_queue_that_dropped_its_oldest_expires(tmp_path: Path) -> None:
         core.advance(61)
         core.advance(61)
         assert stored(core) == [(0, 0)]
-        counters = core.broker.context.counters
-        assert (counters.queue_full_oldest, counters.expired) == (2, 3)
+        drops = core.control.status().drops
+        assert (drops["queue_full_oldest"], drops["expired"]) == (2, 3)
         check_totals(core)
 
 
@@ -335,7 +335,7 @@ def test_a_session_that_disconnects_during_the_search_has_skipped_them(tmp_path:
         client.send(Puback(sent.packet_id))
         client.close()
         core.settle()
-        assert core.broker.context.counters.expired == 4
+        assert core.control.status().drops["expired"] == 4
         check_totals(core)
         assert core.broker.context.queued_messages == 0 and stored(core) == [(0, 0)]
 

@@ -320,7 +320,7 @@ def test_wills_do_not_exceed_the_retained_messages(tmp_path: Path) -> None:
             core.connect(f"c{number}", will=Will(f"t/{number}", b"x" * 4000, 0, True)).close()
         assert len(watcher.arrived()) == 5  # all are published
         assert len(core.broker.retained) == 2
-        assert core.broker.context.counters.publish_dropped_retained == 3
+        assert core.control.status().drops["retained_full"] == 3
 
 
 def test_rows_of_a_failing_disk_are_counted(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_outboxes_of_blocked_sockets_are_bounded_together(tmp_path: Path) -> Non
         for _ in range(50):
             publisher.publish("t/1", b"x" * 1000)
         assert 95_000 < outbound.blocked_bytes <= 100_000
-        assert outbound.counters.publish_dropped_slow > 400
+        assert core.control.status().drops["slow_subscriber"] > 400
         assert len(reading.arrived()) == 50  # the others are sent everything
         blocked[0].connection.outbox.resume()
         blocked[1].close()

@@ -14,6 +14,7 @@ from typing import Any, Optional
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.metric_samples import drops, samples
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, unix_socket
 
@@ -117,8 +118,13 @@ def payloads(client: RawClient) -> list[bytes]:
 
 def denied(listeners: BrokerWithListeners) -> float:
     """Messages so far that rules denied to a publisher or a subscriber."""
-    text = listeners.process.get("/metrics").decode()
-    return float(text.partition('messages_dropped_total{cause="not_authorized"} ')[2].split()[0])
+    return drops(samples(listeners.process.get("/metrics")), "not_authorized")
+
+
+def denied_at(listeners: BrokerWithListeners, place: str) -> float:
+    """Those of them to or from clients of one listener."""
+    listener = f"{listeners.directory / place}.sock"
+    return samples(listeners.process.get("/metrics"))[f"mqttbroker_messages_dropped_total/not_authorized/{listener}"]
 
 
 def taken(client: RawClient, count: int) -> list[bytes]:

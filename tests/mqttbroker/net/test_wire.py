@@ -207,7 +207,7 @@ def test_large_packets_keep_the_outbox_within_its_limit_and_delay_no_client(
             waiting = sum(map(len, wire.connection.outbox.parts)) - wire.connection.outbox.first_part_sent
             assert waiting <= limit + 2 * len(packet) and wire.connection.outbox.backlog == waiting
     assert calm.transport.written == picture
-    assert not core.broker.outbound.counters.publish_dropped_slow
+    assert not core.control.status().drops["slow_subscriber"]
 
 
 def test_queued_large_messages_are_not_added_to_a_full_outbox(core: Core) -> None:
