@@ -10,7 +10,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Deque, Dict, List, NamedTuple
+from typing import Deque, Dict, List, NamedTuple, Optional
 
 log = logging.getLogger("mqttbroker")
 
@@ -19,12 +19,15 @@ MAX_CLEARED = 100  # alarms that are remembered after their end
 
 
 class Alarm(NamedTuple):
-    """One alarm. ``since`` and ``cleared`` are Unix times in seconds; ``cleared`` is 0.0 while it lasts."""
+    """One alarm. Times are Unix times in seconds; ``cleared`` is 0.0 while it lasts. An operator who takes care of it
+    acknowledges it."""
 
     name: str  # levels of a topic, "certificate/0.0.0.0:8883"
     reason: str  # as of the last look
     since: float
     cleared: float = 0.0
+    acknowledged_by: str = ""  # the sender of the request; "" = nobody
+    acknowledged_at: float = 0.0
 
     def to_json(self) -> Dict[str, object]:
         return {
@@ -33,6 +36,8 @@ class Alarm(NamedTuple):
             "reason": self.reason,
             "since": round(self.since, 3),
             "cleared": round(self.cleared, 3) if self.cleared else None,
+            "acknowledged_by": self.acknowledged_by or None,
+            "acknowledged_at": round(self.acknowledged_at, 3) if self.acknowledged_at else None,
         }
 
 
@@ -68,6 +73,16 @@ class Alarms:
             self._cleared.append(alarm)
             log.info("event=alarm_cleared alarm=%s seconds=%.1f", name, max(0.0, now - alarm.since))
             self._tell(alarm)
+
+    def acknowledge(self, name: str, operator: str, now: float) -> Optional[Alarm]:
+        """Mark an active alarm until it ends; returns it as it is now, None if there is none. The first operator and time
+        stay."""
+        alarm = self._active.get(name)
+        if alarm is not None and not alarm.acknowledged_at:
+            alarm = self._active[name] = alarm._replace(acknowledged_by=operator, acknowledged_at=now)
+            log.info("event=alarm_acknowledged alarm=%s user=%s", name, operator)
+            self._tell(alarm)
+        return alarm
 
     def _tell(self, alarm: Alarm) -> None:
         self._publish(TOPIC + alarm.name, json.dumps(alarm.to_json(), ensure_ascii=False).encode("utf-8"))

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any, Dict, List
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.alarms import MAX_CLEARED, Alarms
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_operations import Call, route
-from mqttbroker.admin.http_routes import Route
+from mqttbroker.admin.http_parameters import Field, Word
+from mqttbroker.admin.http_routes import RequestError, Route
 from mqttbroker.admin.http_schemas import BOOLEAN, NUMBER, TEXT, array, described, nullable, record
 
 ALARM = record(
@@ -18,11 +20,14 @@ ALARM = record(
     reason=TEXT,
     since=described(NUMBER, "Unix time in seconds"),
     cleared=described(nullable(NUMBER), "Unix time in seconds; null = active"),
+    acknowledged_by=described(nullable(TEXT), "the sender of the request; null = nobody"),
+    acknowledged_at=described(nullable(NUMBER), "Unix time in seconds"),
 )
 ALARMS = record(
     active=described(array(ALARM), "the oldest first"),
     cleared=described(array(ALARM), f"the last {MAX_CLEARED} that ended, the newest first"),
 )
+_NAME = Field("name", Word(1), "the name of an alarm, percent-encoded")
 
 
 class AlarmRoutes:
@@ -33,7 +38,12 @@ class AlarmRoutes:
         self._runner = runner
 
     def routes(self) -> List[Route]:
-        return [route("GET", "/alarms", self._list_alarms, Right.LIST, "Alarms", ALARMS, tag="broker")]
+        return [
+            route("GET", "/alarms", self._list_alarms, Right.LIST, "Alarms", ALARMS, tag="broker"),
+            route("POST", "/alarms/{name}/acknowledge", self._acknowledge_alarm, Right.OPERATE,
+                  "Mark an active alarm as known, until it ends", ALARM, [_NAME], action="acknowledge_alarm",
+                  tag="broker", errors=(404,)),
+        ]  # fmt: skip
 
     async def _list_alarms(self, call: Call) -> Dict[str, Any]:
         def both() -> Dict[str, Any]:
@@ -43,3 +53,11 @@ class AlarmRoutes:
             }
 
         return await asyncio.wrap_future(self._runner.call(both))
+
+    async def _acknowledge_alarm(self, call: Call) -> Dict[str, Any]:
+        name: str = call["name"]
+        acknowledge = self._alarms.acknowledge
+        alarm = await asyncio.wrap_future(self._runner.call(acknowledge, name, call.principal.name, time.time()))
+        if alarm is None:
+            raise RequestError(404, f"no alarm {name!r} is active", "name")
+        return alarm.to_json()

@@ -21,14 +21,14 @@ from typing import Any, NamedTuple, Optional
 from mqttbroker.cli import broker_api, stream_commands
 from mqttbroker.cli.broker_api import DONE, EXIT_STATUSES, FAILED, WRONG_CALL, BrokerApi, CommandError, in_path
 from mqttbroker.cli.new_password import ask_password
-from mqttbroker.cli.tables import cell, duration, print_fields, print_json, print_table
+from mqttbroker.cli.tables import brief, cell, duration, print_fields, print_json, print_table
 from mqttbroker.config.settings import LOG_AREAS, LOG_LEVELS
 
 SORTS = ("client_id", "connected_at", "disconnected_at", "subscriptions", "queued_messages")
 _CLIENT_COLUMNS = ("CLIENT", "USER", "VERSION", "STATE", "SINCE", "ADDRESS", "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT")
 _NUMBERS = (
     "SUBSCRIPTIONS", "QUEUED", "IN FLIGHT", "QOS", "BYTES", "AGE", "LEFT", "PARTITION", "START", "END", "SEGMENTS",
-    "CLIENTS", "SINCE", "OUT", "IN",
+    "CLIENTS", "SINCE", "ENDED", "OUT", "IN",
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ class Command(NamedTuple):
     text: str
     run: Callable[[BrokerApi, argparse.Namespace], int]
     arguments: Sequence[Argument] = ()
+    more: str = ""  # a sentence for its own help
 
 
 def _argument(*names: str, **more: Any) -> Argument:
@@ -316,6 +317,25 @@ def bans_lift(api: BrokerApi, options: argparse.Namespace) -> int:
     return DONE
 
 
+# --- alarms -----------------------------------------------------------------------------------------------------------
+
+
+def alarms_list(api: BrokerApi, options: argparse.Namespace) -> int:
+    answer = api.get("/alarms")
+    with api.as_expected():
+        items = answer["cleared" if options.ended else "active"]
+        return show(options, ("ALARM", "SINCE", "ENDED", "ACKNOWLEDGED", "REASON"), items, False, lambda item: (
+            item["name"], _ago(item["since"]), _ago(item["cleared"]), item["acknowledged_by"], item["reason"],
+        ))  # fmt: skip
+
+
+def alarms_acknowledge(api: BrokerApi, options: argparse.Namespace) -> int:
+    answer = api.change("POST", f"/alarms/{in_path(options.name)}/acknowledge")
+    if options.json:
+        print_json(answer)
+    return DONE
+
+
 # --- the broker -------------------------------------------------------------------------------------------------------
 
 
@@ -348,7 +368,7 @@ def config(api: BrokerApi, options: argparse.Namespace) -> int:
     with api.as_expected():
         items = [item for item in answer["items"] if not options.changed or item["source"] != "default"]
         return show(options, ("KEY", "VALUE", "SOURCE"), items, False,
-                    lambda item: (item["key"], item["value"], item["source"]))
+                    lambda item: (item["key"], brief(item["value"]), item["source"]))
 
 
 def log_level(api: BrokerApi, options: argparse.Namespace) -> int:
@@ -362,8 +382,9 @@ def log_level(api: BrokerApi, options: argparse.Namespace) -> int:
         if options.json:
             print_json(answer)
         else:
-            print_table(("AREA", "LEVEL", "LEFT"), [
-                (row["area"], row["level"], "" if row["seconds_left"] is None else duration(row["seconds_left"]))
+            print_table(("AREA", "LEVEL", "LEFT", "CONFIGURED"), [
+                (row["area"], row["level"], "" if row["seconds_left"] is None else duration(row["seconds_left"]),
+                 row["configured"])
                 for row in rows if options.area in (None, row["area"])
             ], _NUMBERS)  # fmt: skip
     return DONE
@@ -460,7 +481,8 @@ COMMANDS = (
     Command("users", "delete", "delete a user; its clients are disconnected", users_delete, (_USER, _FILE)),
     Command("acl", "list", "list the access rules in force", acl_list,
             (_argument("--user", metavar="USER", dest="username", help="of this user"),
-             _argument("--pattern", action="store_true", help="patterns only"), _FILE, _LIMIT)),
+             _argument("--pattern", action="store_true", help="patterns only"), _FILE, _LIMIT),
+            "A rule of user alice is removed with: mqttbroker acl remove write 'plant/1/#' --user alice"),
     Command("acl", "add", "add an access rule", acl_add, _RULE),
     Command("acl", "remove", "remove an access rule", acl_remove, _RULE),
     Command("acl", "text", "print the ACL file", acl_text, (_FILE,)),
@@ -472,6 +494,10 @@ COMMANDS = (
              _argument("--reason", metavar="TEXT", help="for lists and the log"))),
     Command("bans", "lift", "lift the bans of exactly these clients", bans_lift,
             (*_BANNED, _PROTOCOL)),
+    Command("alarms", "list", "list the alarms that last", alarms_list,
+            (_argument("--ended", action="store_true", help="those that ended"),)),
+    Command("alarms", "acknowledge", "mark an alarm as known, until it ends", alarms_acknowledge,
+            (_argument("name", metavar="NAME", help="the name of an alarm"),)),
     Command("streams", "list", "list streams and their partitions", stream_commands.list_streams),
     Command("streams", "show", "print the settings and partitions of a stream", stream_commands.show, (_STREAM,)),
     Command("streams", "create", "create a stream", stream_commands.create,
@@ -514,6 +540,7 @@ GROUPS = {
     "users": "list, add, change and delete users",
     "acl": "list and change access rules",
     "bans": "list, add and lift bans",
+    "alarms": "list and acknowledge alarms",
     "streams": "list, show, create, alter, delete and tail streams",
 }
 _NAMES = {command.group for command in COMMANDS}
@@ -533,7 +560,7 @@ def add_parsers(commands: Any) -> None:
 
 
 def _add(parsers: Any, name: str, command: Command) -> None:
-    parser = parsers.add_parser(name, help=command.text, description=command.text, allow_abbrev=False,
+    parser = parsers.add_parser(name, help=command.text, description=". ".join(filter(None, (command.text, command.more))), allow_abbrev=False,
                                 epilog=EXIT_STATUSES)
     for argument in command.arguments:
         parser.add_argument(*argument.names, **argument.more)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
+LONGEST = 60  # characters of a value that `brief` cuts
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
 
 
@@ -48,6 +50,14 @@ def cell(value: object) -> str:
         return ", ".join(map(cell, value))
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, (dict, list, tuple)) else str(value)
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def brief(value: object) -> object:
+    """A value, cut on a terminal, so that one of them does not make every line of its table too long."""
+    if not sys.stdout.isatty():
+        return value
+    text = cell(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 def duration(seconds: Optional[float]) -> str:

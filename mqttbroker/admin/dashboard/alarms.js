@@ -1,6 +1,6 @@
 // The alarms that last, what /readyz says to load balancers, and the alarms that ended.
 
-import { readiness } from "./api.js";
+import { ask, readiness, segment } from "./api.js";
 import { h, setChildren } from "./dom.js";
 import { duration, time } from "./format.js";
 import { table } from "./table.js";
@@ -8,10 +8,16 @@ import { table } from "./table.js";
 const NAME = { title: "Alarm", text: (alarm) => alarm.name };
 const REASON = { title: "Reason", text: (alarm) => alarm.reason, wide: true };
 
-export function alarms() {
+export function alarms({ act, may }) {
   const active = table(
     "Alarms",
-    [NAME, REASON, { title: "Since", text: (alarm) => time(alarm.since) }],
+    [
+      NAME,
+      REASON,
+      { title: "Since", text: (alarm) => time(alarm.since) },
+      { title: "Acknowledged", text: acknowledged },
+      ...(may("operate") ? [{ title: "Action", node: button }] : []),
+    ],
     (alarm) => alarm.name,
     "No alarms.",
   );
@@ -26,6 +32,16 @@ export function alarms() {
     (alarm) => `${alarm.name} ${alarm.since}`,
     "None since the broker started.",
   );
+  function button({ name }) {
+    const acknowledge = async () => {
+      const answer = await ask("POST", `/alarms/${segment(name)}/acknowledge`);
+      latest = latest.map((alarm) => (alarm.name === name ? answer : alarm));
+      active.show(latest);
+    };
+    return h("button", { type: "button", onclick: () => act(acknowledge) }, "Acknowledge");
+  }
+
+  let latest = []; // the active alarms
   const ready = h("ul", { class: "plain" });
   const element = h(
     "div",
@@ -39,7 +55,8 @@ export function alarms() {
   );
 
   async function refresh(status, alarms) {
-    active.show(alarms.active);
+    latest = alarms.active;
+    active.show(latest);
     ended.show(alarms.cleared);
     const { reasons = [], warnings = [] } = await readiness();
     const state = reasons.length ? "Clients should not connect now:" : "Clients can connect.";
@@ -50,3 +67,5 @@ export function alarms() {
   }
   return { title: "Alarms", element, refresh };
 }
+
+const acknowledged = ({ acknowledged_by: by, acknowledged_at: at }) => (at === null ? "" : `by ${by} at ${time(at)}`);

@@ -46,10 +46,14 @@ const logout = h("button", { type: "button", class: "quiet", hidden: true, oncli
 const nav = h("nav", { "aria-label": "Views" }, links);
 byId("header").append(h("a", { class: "brand", href: "#/overview" }, "mqttbroker"), nav, sender, themeButton(), logout);
 
-function showCount(alarms) {
+/** Shows how many alarms last; none of them stands out that somebody has acknowledged. */
+function showCount(active) {
   const name = VIEWS[ALARMS].name;
-  setText(links[ALARMS], alarms ? `${name} (${alarms})` : name);
-  links[ALARMS].classList.toggle("alert", alarms > 0);
+  setText(links[ALARMS], active.length ? `${name} (${active.length})` : name);
+  links[ALARMS].classList.toggle(
+    "alert",
+    active.some((alarm) => alarm.acknowledged_at === null),
+  );
 }
 
 function showHeader() {
@@ -155,7 +159,7 @@ async function poll() {
     const [status, alarms] = await Promise.all([get("/status"), services.may("list") ? get("/alarms") : NO_ALARMS]);
     if (access === null) return;
     found();
-    showCount(alarms.active.length);
+    showCount(alarms.active);
     if (shown === view) await shown.refresh(status, alarms);
   } catch (error) {
     if (access !== null) failed(error);

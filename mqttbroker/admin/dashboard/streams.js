@@ -1,4 +1,4 @@
-// The streams: their partitions, their growth, and how far their consumers are behind.
+// The streams: their partitions, their growth, how far consumers and groups are behind, and the depth of queues.
 
 import { get, segment } from "./api.js";
 import { chart } from "./chart.js";
@@ -8,6 +8,7 @@ import { spanChoice } from "./span.js";
 import { table } from "./table.js";
 
 const OPEN = 3; // streams that are open at first
+const QUEUE = "$queue/"; // begins the name under which a queue stands with the consumers
 const total = (partitions, read) => partitions.reduce((sum, partition) => sum + read(partition), 0);
 
 export function streams({ every, act, history }) {
@@ -21,6 +22,8 @@ export function streams({ every, act, history }) {
   const element = h("div", {}, h("h1", {}, "Streams"), none, choice.element, list);
   let cards = new Map();
 
+  let queues = {}; // of all streams, as /status has them
+
   async function load() {
     const { items } = await get("/streams");
     const before = cards;
@@ -30,7 +33,7 @@ export function streams({ every, act, history }) {
       [...cards.values()].map((card) => card.element),
     );
     none.hidden = items.length > 0;
-    for (const item of items) await cards.get(item.name).show(item);
+    for (const item of items) await cards.get(item.name).show(item, queues);
     await history.refresh();
     draw();
   }
@@ -45,7 +48,8 @@ export function streams({ every, act, history }) {
   return {
     title: "Streams",
     element,
-    refresh: async () => {
+    refresh: async (status) => {
+      queues = status.queues;
       if (due()) await load();
     },
   };
@@ -78,6 +82,35 @@ function stream({ name }, open, act) {
     (each) => each.consumer,
     "No consumer has reported.",
   );
+  const groups = table(
+    `Groups of ${name}`,
+    [
+      { title: "Group", text: (each) => each.group },
+      { title: "Filter", text: (each) => each.filter || "all" },
+      { title: "Lag", number: true, text: (each) => count(each.lag) },
+      { title: "In flight", number: true, text: (each) => count(each.in_flight) },
+      { title: "Returned", number: true, text: (each) => count(each.redelivered) },
+      { title: "Refused", number: true, text: (each) => count(each.refused) },
+      { title: "Members", text: members, wide: true },
+    ],
+    (each) => each.group,
+    "No groups.",
+  );
+  const queues = table(
+    `Queues of ${name}`,
+    [
+      { title: "Queue", text: (each) => each.name },
+      { title: "Depth", number: true, text: (each) => count(each.depth) },
+      { title: "In flight", number: true, text: (each) => count(each.in_flight) },
+      { title: "Oldest", number: true, text: (each) => duration(each.oldest) },
+      { title: "Consumers", number: true, text: (each) => count(each.consumers) },
+      { title: "Delivered again", number: true, text: (each) => count(each.redeliveries) },
+      { title: "Dead letters", number: true, text: (each) => count(each.dead_letters) },
+    ],
+    (each) => each.name,
+    "No queues.",
+  );
+  let ofStream = []; // its queues
   const growth = chart("Records", ["stored"], (value) => `${short(value)}/s`);
   const lag = chart("Lag", ["largest"], short);
   const summary = h("span", { class: "hint" });
@@ -90,10 +123,17 @@ function stream({ name }, open, act) {
     h("div", { class: "charts" }, growth.element, lag.element),
     h("h3", {}, "Consumers"),
     consumers.element,
+    h("h3", {}, "Groups"),
+    groups.element,
+    h("h3", {}, "Queues"),
+    queues.element,
     h("h3", {}, "Partitions"),
     partitions.element,
   );
-  async function show(item) {
+  async function show(item, all) {
+    ofStream = Object.entries(all)
+      .filter(([, each]) => each.stream === name)
+      .map(([queue, each]) => ({ name: queue, ...each }));
     const stored = total(item.partitions, (each) => each.high_watermark - each.log_start_offset);
     setText(summary, `${count(stored)} records, ${bytes(total(item.partitions, (each) => each.bytes))}`);
     setText(described, describe(item));
@@ -102,8 +142,12 @@ function stream({ name }, open, act) {
   }
 
   async function loadConsumers() {
-    const { items } = await get(`/streams/${segment(name)}/consumers`);
+    const path = `/streams/${segment(name)}`;
+    const [{ items }, found] = await Promise.all([get(`${path}/consumers`), get(`${path}/groups`)]);
+    const known = new Map(items.map((each) => [each.consumer, each]));
     consumers.show(items);
+    groups.show(found.items.map((each) => ({ ...each, lag: known.get(`$share/${each.group}`)?.lag ?? 0 })));
+    queues.show(ofStream.map((each) => ({ ...each, oldest: known.get(QUEUE + each.name)?.lag_seconds ?? 0 })));
   }
 
   function draw(history) {
@@ -129,6 +173,9 @@ function describe({ filters, settings }) {
   );
   return [`Stores ${shown}`, `key: ${settings.key}`, kept, ...others].join("; ") + ".";
 }
+
+const members = ({ members }) =>
+  members.map(({ client_id: id, partitions }) => `${id}: ${partitions.join(", ") || "none"}`).join("; ");
 
 function retention({ partitions, at_risk: atRisk }) {
   const lost = total(partitions, (each) => each.lost);

@@ -26,15 +26,32 @@ def test_a_condition_is_told_once_when_it_begins_and_once_when_it_ends() -> None
     alarms.update({"store": "disk still full", "memory": "80 %"}, 11.0)
     assert [alarm.reason for alarm in alarms.active] == ["disk still full", "80 %"]
     alarms.update({"memory": "80 %"}, 12.5)
+    nobody = {"acknowledged_by": None, "acknowledged_at": None}
     assert told == [
         ("$SYS/broker/alarms/store",
-         {"name": "store", "active": True, "reason": "disk full", "since": 10.0, "cleared": None}),
+         {"name": "store", "active": True, "reason": "disk full", "since": 10.0, "cleared": None, **nobody}),
         ("$SYS/broker/alarms/memory",
-         {"name": "memory", "active": True, "reason": "80 %", "since": 11.0, "cleared": None}),
+         {"name": "memory", "active": True, "reason": "80 %", "since": 11.0, "cleared": None, **nobody}),
         ("$SYS/broker/alarms/store",
-         {"name": "store", "active": False, "reason": "disk still full", "since": 10.0, "cleared": 12.5}),
+         {"name": "store", "active": False, "reason": "disk still full", "since": 10.0, "cleared": 12.5, **nobody}),
     ]  # fmt: skip
     assert [alarm.name for alarm in alarms.active] == ["memory"] and alarms.raised == 2
+
+
+def test_an_acknowledged_alarm_is_marked_until_it_ends() -> None:
+    told: list[Any] = []
+    alarms = Alarms(lambda topic, payload: told.append(json.loads(payload)))
+    alarms.update({"store": "disk full"}, 10.0)
+    assert alarms.acknowledge("memory", "eve", 11.0) is None
+    marked = alarms.acknowledge("store", "ada", 11.0)
+    assert marked is not None and (marked.acknowledged_by, marked.acknowledged_at) == ("ada", 11.0)
+    assert alarms.acknowledge("store", "eve", 12.0) == marked and len(told) == 2
+    alarms.update({"store": "disk still full"}, 13.0)
+    assert alarms.active == [marked._replace(reason="disk still full")]
+    alarms.update({}, 14.0)
+    assert (told[-1]["acknowledged_by"], told[-1]["acknowledged_at"], told[-1]["active"]) == ("ada", 11.0, False)
+    alarms.update({"store": "disk full"}, 15.0)
+    assert alarms.active[0].acknowledged_by == ""
 
 
 def test_the_last_cleared_alarms_are_remembered() -> None:

@@ -20,6 +20,7 @@ from support.certificates import CertificateFiles
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password, set_password
+from mqttbroker.codec.packets import Puback, Publish
 from mqttbroker.codec.properties import Properties
 
 pytestmark = pytest.mark.one_build
@@ -44,7 +45,11 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "allow_anonymous": True,
         "http": {"access": ACCESS, "history_interval": "1s"},
         "listeners": [{}, {"type": "ws", "port": 0}],
-        "streams": {"plant": {"filters": ["plant/#"], "partitions": 2}},
+        "streams": {
+            "plant": {"filters": ["plant/#"], "partitions": 2},
+            "jobs": {"filters": ["job/#"], "partitions": 1},
+        },
+        "queues": {"jobs": {"stream": "jobs"}},
     }
     with BrokerProcess(config=config) as process:
         yield process
@@ -573,6 +578,30 @@ def test_streams_show_records_and_lag(open_page: Open, connect: Connect, broker:
     expect(row.get_by_role("cell").nth(1)).to_have_text("8")
 
 
+def test_streams_show_groups_and_queues(open_page: Open, connect: Connect) -> None:
+    start = Properties()
+    start.user_properties = [("stream-offset", "earliest")]
+    member, publisher = connect("member"), connect("producer")
+    member.subscribe("$share/g/$stream/plant/plant/fleet/#", "$queue/jobs", options=1, properties=start)
+    for number in range(6):
+        publisher.publish(f"plant/fleet/{number}", b"1", 1)
+        publisher.publish("job/1", b"1", 1)
+    page = open_page("#/streams", role="viewer")
+    group = page.get_by_label("Groups of plant").get_by_role("row", name="g plant/fleet/#").get_by_role("cell")
+    expect(group.nth(2)).to_have_text("6")
+    expect(group.nth(6)).to_have_text("member: 0, 1")
+    queue = page.get_by_label("Queues of jobs").get_by_role("row", name="jobs").get_by_role("cell")
+    expect(queue.nth(1)).to_have_text("6")
+    expect(queue.nth(4)).to_have_text("1")
+    for _ in range(12):
+        member.send(Puback(member.expect(Publish).packet_id))
+    member.ping()
+    expect(group.nth(2)).to_have_text("0")
+    expect(queue.nth(1)).to_have_text("0")
+    publisher.publish("job/2", b"1", 1)
+    expect(queue.nth(1)).to_have_text("1")
+
+
 def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start_broker: Start) -> None:
     broker = start_broker()
     page = open_page(at=broker.url, role="")  # on the machine of the broker, without tokens
@@ -597,6 +626,19 @@ def test_page_says_when_the_broker_is_away_and_comes_back(open_page: Open, start
         client.connect("back")
         expect(page.get_by_role("alert")).to_have_text("")
         expect(figure(page, "Clients")).to_have_text("1")
+
+
+def test_alarms_are_acknowledged(open_page: Open, start_broker: Start) -> None:
+    broker = start_broker(config={"http": {"access": ACCESS}, "alarms": {"disk_free": "1024TiB"}})
+    page = open_page("#/alarms", at=broker.url)
+    row = page.get_by_role("region", name="Alarms").get_by_role("row", name="disk")
+    link = page.get_by_role("link", name="Alarms (1)")
+    expect(link).to_have_class("alert")
+    row.get_by_role("button", name="Acknowledge").click()
+    expect(row).to_contain_text("by operator at")
+    expect(link).not_to_have_class("alert")
+    expect(open_page("#/alarms", role="viewer", at=broker.url).get_by_text("by operator at")).to_be_visible()
+    broker.wait_for_log('event=admin action=acknowledge_alarm target="name=disk" user=operator')
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -40,7 +40,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
         "http": {"access": ACCESS, "backup_dir": str(directory / "backups")}, "streams": {"s": {"filters": ["s/#"]}},
         "password_file": str(directory / "passwords"), "acl_file": str(directory / "rules"), "allow_anonymous": True,
     }  # fmt: skip
-    with BrokerProcess(config=config) as process:
+    with BrokerProcess(config={**config, "alarms": {"disk_free": "1024TiB"}}) as process:
         yield process
 
 
@@ -160,12 +160,26 @@ def test_the_broker_itself(call: Call, broker: BrokerProcess) -> None:
     status, out, _ = call("log-level", "debug", "--area", "auth", "--seconds", "600")
     assert (status, [line.split()[:2] for line in out.splitlines()]) == (0, [["AREA", "LEVEL"], ["auth", "debug"]])
     levels = {line.split()[0]: line.split()[1:] for line in call("log-level")[1].splitlines()}
-    assert levels["all"] == levels["store"] == ["info"] and levels["auth"] in (["debug", "9m"], ["debug", "10m"])
+    assert levels["AREA"] == ["LEVEL", "LEFT", "CONFIGURED"] and levels["all"] == levels["store"] == ["info", "info"]
+    assert levels["auth"] in (["debug", "9m", "info"], ["debug", "10m", "info"])
     assert call("reload") == (0, "", "") and json.loads(call("log-level", "--json")[1])["areas"][2]["level"] == "info"
     status, out, _ = call("backup-now", "monday")
     assert status == 0 and (Path(out.partition(": ")[0]) / "backup.json").exists()
     assert call("backup-now", "monday")[0] == 1
     assert [line.split()[:2] for line in call("streams")[1].splitlines()[1:]] == [["s", str(n)] for n in range(4)]
+
+
+def test_alarms_are_acknowledged(call: Call, broker: BrokerProcess) -> None:
+    broker.wait_for_log("event=alarm_raised alarm=disk")
+    heading, line = call("alarms")[1].splitlines()
+    assert heading.split() == ["ALARM", "SINCE", "ENDED", "ACKNOWLEDGED", "REASON"]
+    assert line.startswith("disk ") and "less than" in line
+    assert call("alarms", "acknowledge", "disk") == (0, "", "")
+    (alarm,) = json.loads(call("alarms", "--json")[1])
+    assert (alarm["name"], alarm["acknowledged_by"]) == ("disk", "admin") and alarm["acknowledged_at"] >= alarm["since"]
+    assert call("alarms", "list", "--ended")[1].splitlines() == [heading]
+    status, _, problem = call("alarms", "acknowledge", "consumer/s/none")
+    assert status == 1 and "no alarm 'consumer/s/none' is active" in problem
 
 
 def test_the_token_decides(call: Call, broker: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
