@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 from bridge_spark.log.archive.files import ArchiveError, open_files
 from bridge_spark.log.archive.location import parse_location
+from bridge_spark.log.stream_files import DESCRIPTION_FILE
+from mqttbroker.admin.repair import STREAMS
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, is_loopback
@@ -30,7 +32,13 @@ def check(settings: Settings) -> list[str]:
 def warnings(settings: Settings) -> list[str]:
     """One line for each setting that works, but not as one might expect."""
     warning = memory_warning(settings)
-    return [*([warning] if warning else []), *_sockets_of_the_log(settings), *_unencrypted(settings), *_unreachable_archives(settings)]
+    return [
+        *([warning] if warning else []),
+        *_sockets_of_the_log(settings),
+        *_unencrypted(settings),
+        *_unknown_streams(settings),
+        *_unreachable_archives(settings),
+    ]
 
 
 def _sockets_of_the_log(settings: Settings) -> Iterator[str]:
@@ -55,6 +63,15 @@ def _unencrypted(settings: Settings) -> Iterator[str]:
         plain = listener.type in ("tcp", "ws") and not listener.proxy_protocol and not is_loopback(listener.host)
         if reads_secrets and plain:
             yield f'listeners.{index}: type "{listener.type}" does not encrypt, so passwords can be read on the network'
+
+
+def _unknown_streams(settings: Settings) -> Iterator[str]:
+    """Streams of senders of HTTP requests that are neither in the file nor were created at run time."""
+    known = {"*", *(stream.name for stream in settings.streams)}
+    for index, access in enumerate(settings.http.access):
+        for name in access.streams:
+            if name not in known and not (settings.data_dir / STREAMS / name / DESCRIPTION_FILE).is_file():
+                yield f"http.access.{index}.streams: there is no stream {name!r} yet"
 
 
 def source_of(line: str, settings: Settings, file: Path) -> str:

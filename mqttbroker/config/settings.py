@@ -878,13 +878,9 @@ class Settings:
                 yield path + ("use_identity_as_username",), 'needs "certificate" in authentication'
 
     def access_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
-        """Keys of senders of HTTP requests that name a missing stream or file, each with the reason."""
-        streams = {"*", *(stream.name for stream in self.streams)}
+        """Keys of senders of HTTP requests that need another setting, each with the reason."""
         for index, access in enumerate(self.http.access):
             path = ("http", "access", str(index))
-            for name in access.streams:
-                if name not in streams:
-                    yield path + ("streams",), f"there is no stream {name!r}"
             if access.user is not None and self.acl_file is None:
                 yield path + ("user",), "needs acl_file, whose rules apply to this user"
 

@@ -117,6 +117,17 @@ def test_no_warning_where_nothing_secret_is_sent_in_clear(config: dict[str, Any]
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_stream_that_may_be_created_later_is_a_warning(tmp_path: Path) -> None:
+    access = [{"name": "a", "role": "reader", "token": "t", "streams": ["*", "plant", "made", "none"]}]
+    config = {"data_dir": "data", "streams": {"plant": {"filters": ["plant/#"]}}, "http": {"access": access}}
+    (tmp_path / "broker.toml").write_text(to_toml(config))
+    (tmp_path / "data" / "streams" / "made").mkdir(parents=True)
+    (tmp_path / "data" / "streams" / "made" / "stream.json").write_text("{}")
+    done = run("check-config", "broker.toml", cwd=tmp_path)
+    assert done.returncode == 0
+    assert re.fullmatch(r"warning: broker.toml(:\d+)?: http.access.0.streams: there is no stream 'none' yet", one_line(done.stderr))
+
+
 def test_complete_configuration_is_fine(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     (tmp_path / "token").write_text("secret\n")

@@ -124,6 +124,16 @@ def test_changes_are_refused_with_a_reason(broker: BrokerProcess, api: Api) -> N
     assert [stream["name"] for stream in api.get("/streams")["items"]] == ["lab", "plant"]
 
 
+def test_a_reader_of_a_stream_that_is_created_later(start_broker: Start) -> None:
+    reader = {"name": "reader", "role": "reader", "token": "t-reader", "streams": ["lab"]}
+    broker = start_broker(config={**CONFIG, "http": {"access": [*ACCESS, reader]}})
+    broker.wait_for_log("event=configuration_warning reason=.*there is no stream 'lab' yet")
+    assert Api(broker, "reader").ask("GET", "/streams/lab")[0] == 404
+    create(Api(broker))
+    assert Api(broker, "reader").get("/streams/lab")["name"] == "lab"
+    assert Api(broker, "reader").ask("GET", "/streams/plant")[0] == 403
+
+
 def test_the_number_of_created_streams_is_limited(start_broker: Start) -> None:
     api = Api(start_broker(config={**CONFIG, "max_created_streams": 1}))
     create(api)
