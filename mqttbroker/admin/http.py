@@ -33,7 +33,7 @@ from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
 from mqttbroker.admin.http_gate import Gate, address_of, log_action
 from mqttbroker.admin.http_parameters import MAX_BODY, MAX_LINE
-from mqttbroker.admin.http_routes import CONNECTIONS, PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
+from mqttbroker.admin.http_routes import API, CONNECTIONS, PROBLEM, PROBLEM_SCHEMA, Answer, RequestError, Route, error
 from mqttbroker.admin.http_schemas import TEXT, array, record
 from mqttbroker.admin.http_streams import StreamAccess, StreamRoutes
 from mqttbroker.admin.openapi import PATH, document
@@ -309,7 +309,10 @@ class HttpServer:
             return error(request, 500, f"{type(failure).__name__}: {failure}")
 
     def _log_denied(self, request: web.Request, principal: Principal, reason: str) -> None:
-        _audit.info(
+        # The dashboard asks without a token whether one is needed, at each first visit.
+        asks = request.path == f"{API}/access" and "Authorization" not in request.headers
+        log = logger.debug if asks else _audit.info
+        log(
             "event=denied action=%s target=%s address=%s reason=%s user=%s listener=%s",
             request.method,
             request.path,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import Field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Tuple
 
 from mqttbroker.config.setting_kinds import Url, shown_url
 from mqttbroker.config.settings import Settings
@@ -64,9 +64,21 @@ def shown_value(key: str, value: object) -> Any:
 def settings_in_force(settings: Settings) -> List[Dict[str, Any]]:
     """Each key with its value and its source: a file, a variable, a flag, or "default".
 
-    Durations are in seconds, sizes in bytes; null stands for the word for "none" or "unlimited".
+    Durations are in seconds, sizes in bytes; null stands for the word for "none" or "unlimited". Each table of a list,
+    such as ``http.access``, has keys of its own.
     """
     return [
         {"key": key, "value": shown_value(key, value), "source": settings.sources.get(key, "default")}
-        for key, value in flatten(settings).items()
+        for setting, values in flatten(settings).items()
+        for key, value in _members(setting, values)
     ]
+
+
+def _members(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
+    """The keys of the tables of a list, or the key itself."""
+    if not isinstance(value, tuple) or not value or not dataclasses.is_dataclass(value[0]):
+        yield key, value
+        return
+    for index, table in enumerate(value):
+        for field in dataclasses.fields(table):
+            yield f"{key}.{index}.{field.name}", getattr(table, field.name)

@@ -6,7 +6,7 @@ import pytest
 
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.setting_kinds import shown_url
-from mqttbroker.config.settings import HttpCallback, Jwt, Settings
+from mqttbroker.config.settings import Http, HttpAccess, HttpCallback, Jwt, Settings
 
 
 @pytest.mark.parametrize(("url", "shown"), [
@@ -17,6 +17,15 @@ from mqttbroker.config.settings import HttpCallback, Jwt, Settings
 ])  # fmt: skip
 def test_url_is_shown_without_user_and_query(url: str, shown: str) -> None:
     assert shown_url(url) == shown
+
+
+def test_each_table_of_a_list_has_keys_of_its_own() -> None:
+    http = Http(access=(HttpAccess("a", "viewer", token="s3cr3t"), HttpAccess("b", "reader", streams=("s",))))
+    listed = settings_in_force(Settings(http=http, sources={"http.access.1.role": "broker.toml:7"}))
+    found = {item["key"]: (item["value"], item["source"]) for item in listed}
+    assert found["http.access.0.token"] == ("***", "default") and found["http.access.1.streams"] == (["s"], "default")
+    assert found["http.access.1.role"] == ("reader", "broker.toml:7") and "http.access" not in found
+    assert {item["key"]: item["value"] for item in settings_in_force(Settings())}["http.access"] == []
 
 
 def test_listing_shows_no_query_of_a_url() -> None:
