@@ -1,9 +1,9 @@
 """MQTT over WebSocket: a layer between a socket and the owner of its client, such as a `Wire`.
 
 The owner sees MQTT bytes and never a frame [MQTT-6.0.0-2]. A text frame ends the connection [MQTT-6.0.0-1], and the
-client must offer the subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4]. The `websockets` library does the handshake
-and handles close frames and violations of RFC 6455; `FrameReader` decodes all other frames. Everything is handled in
-the call that brings the bytes, without tasks or futures.
+client must offer the subprotocol ``mqtt`` [MQTT-6.0.0-3] [MQTT-6.0.0-4], or ``mqttv3.1``, as clients of MQTT 3.1 do.
+The `websockets` library does the handshake and handles close frames and violations of RFC 6455; `FrameReader` decodes
+all other frames. Everything is handled in the call that brings the bytes, without tasks or futures.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from websockets.typing import Origin, Subprotocol
 
 from mqttbroker import build_kind
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR
-from mqttbroker.net.websocket_frames import FrameReader, binary_header
+from mqttbroker.net.websocket_frames import FrameReader, PacketFrames
 from mqttbroker.net.wire import CLOSE_TIMEOUT
 
 try:
@@ -87,13 +87,14 @@ class WebSocket:
         largest = max_packet_size + FRAME_HEADROOM
         self._library = ServerProtocol(
             origins=[*map(Origin, origins), None] if origins else None,
-            subprotocols=[Subprotocol("mqtt")],
+            subprotocols=[Subprotocol("mqtt"), Subprotocol("mqttv3.1")],
             max_size=(None, largest),
             logger=_silent,
         )
         self._largest = largest
         # Until CONNECT is accepted an unknown client may send no more than a CONNECT.
         self._reader = FrameReader(min(largest, max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT)
+        self._frames = PacketFrames()
         self._request: Optional[bytes] = b""  # the HTTP request so far; None once it was answered
         self._receiving = True  # received payload goes to the owner
         self._paused_by_owner = False
@@ -180,11 +181,15 @@ class WebSocket:
 
     def write(self, data: bytes) -> None:
         if self._library.state is State.OPEN or self._ending:
-            self._transport.writelines((binary_header(len(data)), data))
+            framed = self._frames.frame([data])
+            if len(framed) == 2:
+                self._transport.writelines(framed)
+            else:
+                self._transport.write(b"".join(framed))
 
     def writelines(self, parts: List[bytes]) -> None:
         if self._library.state is State.OPEN or self._ending:
-            self._transport.writelines((binary_header(sum(map(len, parts))), *parts))
+            self._transport.writelines(self._frames.frame(parts))
 
     def can_write_eof(self) -> bool:
         """WebSocket has a closing handshake instead."""

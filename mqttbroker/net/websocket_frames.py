@@ -1,4 +1,5 @@
-"""Decodes the WebSocket frames that cost nothing to understand: binary messages, whole or fragmented, pings and pongs.
+"""Decodes the WebSocket frames that cost nothing to understand: binary messages, whole or fragmented, pings and pongs;
+puts MQTT packets into frames.
 
 Any other frame goes, complete, to the library that implements RFC 6455. Measured with 82 bytes in a frame: 3.3 µs in
 the library, 0.04 µs here, compiled; a message over TCP costs 0.2 to 0.5 µs in all.
@@ -6,7 +7,7 @@ the library, 0.04 µs here, compiled; a message over TCP costs 0.2 to 0.5 µs in
 
 from __future__ import annotations
 
-from typing import Callable, Final, List, Optional
+from typing import Any, Callable, Final, List, Optional
 
 from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64, u8
@@ -197,3 +198,63 @@ def binary_header(size: int) -> bytes:
     if size < 65536:
         return ((_BINARY << 8 | 126) << 16 | size).to_bytes(4, "big")
     return ((_BINARY << 8 | 127) << 64 | size).to_bytes(10, "big")
+
+
+class PacketFrames:
+    """Puts each packet that is sent into a binary message of its own.
+
+    A client has to read all packets of a message [MQTT-6.0.0-2]. Paho C, and the clients that wrap it, read the first
+    one, and the others only when more arrives.
+    """
+
+    def __init__(self) -> None:
+        self._left: i64 = 0  # bytes to come of a packet that began in an earlier frame
+        self._cut: bytes = b""  # a part of a fixed header, already in a frame; its packet's length is unknown
+
+    def frame(self, parts: List[Any]) -> List[Any]:
+        """Frames of packets in ``parts``, bytes or memoryviews.
+
+        A packet that does not end here continues in the next call, in another message.
+        """
+        framed: List[Any] = []
+        available: i64 = 0
+        for part in parts:
+            available += len(part)
+        frame_left: i64 = 0
+        for part in parts:
+            size: i64 = len(part)
+            start: i64 = 0
+            while start < size:
+                if frame_left == 0:
+                    if self._left == 0:
+                        self._begin(part, start)
+                    frame_left = self._left if self._left < available else available
+                    framed.append(binary_header(frame_left))
+                end: i64 = start + frame_left
+                if end > size:
+                    end = size
+                framed.append(part if start == 0 and end == size else part[start:end])
+                sent: i64 = end - start
+                frame_left -= sent
+                available -= sent
+                self._left -= sent
+                start = end
+        return framed
+
+    def _begin(self, part: Any, start: i64) -> None:
+        """Read the length of the packet that begins at ``part[start]``, or whose beginning is in `_cut`."""
+        head: bytes = self._cut + bytes(part[start : start + 5])
+        length: i64 = 0
+        shift: i64 = 0
+        position: i64 = 1
+        while position < len(head):
+            byte: i64 = head[position]
+            position += 1
+            length |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                self._left = position + length - len(self._cut)
+                self._cut = b""
+                return
+        self._left = len(head) - len(self._cut)
+        self._cut = head

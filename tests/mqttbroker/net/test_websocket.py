@@ -96,6 +96,16 @@ def test_the_subprotocol_is_confirmed(websocket: Open) -> None:
     assert response is not None and response.headers["Sec-WebSocket-Protocol"] == "mqtt"  # [MQTT-6.0.0-4]
 
 
+def test_a_client_of_mqtt_3_1_names_it(ports: list[int]) -> None:
+    """As MQTT.js does."""
+    with tcp_socket(ports[0]) as sock:
+        sock.sendall((REQUEST + "Sec-WebSocket-Protocol: mqttv3.1\r\n\r\n").encode())
+        head = b""
+        while not head.endswith(b"\r\n\r\n"):
+            head += sock.recv(1)
+    assert head.split()[1] == b"101" and b"sec-websocket-protocol: mqttv3.1\r\n" in head.lower()
+
+
 REFUSED = [
     ("missing subprotocol", REQUEST + "\r\n", b"400"),
     ("other subprotocol", REQUEST + "Sec-WebSocket-Protocol: chat\r\n\r\n", b"400"),  # [MQTT-6.0.0-3]

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.utils import apply_mask
 
-from mqttbroker.net.websocket_frames import FrameReader, binary_header
+from mqttbroker.codec.data_types import encode_varint
+from mqttbroker.net.websocket_frames import FrameReader, PacketFrames, binary_header
 
 LARGEST = 70_000
 
@@ -129,6 +130,42 @@ def test_an_invalid_frame_is_returned_before_it_is_complete(start: bytes) -> Non
 @pytest.mark.parametrize("size", [0, 1, 125, 126, 65535, 65536, 1 << 20])
 def test_header_of_a_sent_message(size: int) -> None:
     assert binary_header(size) + bytes(size) == Frame(Opcode.BINARY, bytes(size)).serialize(mask=False)
+
+
+@given(
+    sizes=st.lists(st.sampled_from((0, 1, 10, 125, 126, 127, 128, 20_000, 70_000)), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 80_000), max_size=6),
+    writes=st.lists(st.integers(0, 12), max_size=6),
+)
+def test_each_sent_packet_is_a_message(sizes: list[int], cuts: list[int], writes: list[int]) -> None:
+    """Wherever the bytes are cut into parts, and these into writes: a message ends with its packet, or with a write."""
+    packets = [b"\x30" + encode_varint(size) + bytes(size) for size in sizes]
+    data = b"".join(packets)
+    ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    parts = [memoryview(data)[start:end] for start, end in zip(ends, ends[1:])]
+    bounds = sorted({0, len(parts), *(number for number in writes if number < len(parts))})
+    frames = PacketFrames()
+    sent = b"".join(
+        b"".join(frames.frame(parts[start:end])) for start, end in zip(bounds, bounds[1:])
+    )  # fmt: skip
+    messages = []
+    position = 0
+    while position < len(sent):
+        length = sent[position + 1]
+        head = {126: 4, 127: 10}.get(length, 2)
+        if head > 2:
+            length = int.from_bytes(sent[position + 2 : position + head], "big")
+        assert sent[position] == 0x82 and length
+        messages.append(sent[position + head : position + head + length])
+        position += head + length
+    assert b"".join(messages) == data
+    position, starts = 0, set()
+    for message in messages:
+        starts.add(position)
+        position += len(message)
+    packet_starts = {sum(map(len, packets[:number])) for number in range(len(packets))}
+    assert packet_starts <= starts  # no packet begins inside a message
+    assert len(messages) <= len(packets) + len(parts) - 1
 
 
 def test_the_rest_of_a_long_frame_is_not_kept_while_discarding() -> None:
