@@ -119,7 +119,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
     def authenticate(self, request: AuthenticationRequest) -> None:
         if request.method is not None:
             self.continue_exchange(request)
-        elif request.username is None or request.password is None:
+        elif request.username is None or request.password is None or not (request.username or request.password):
             request.ignore()
         elif not request.is_last and request.username not in self.passwords.hashes:
             request.ignore()

@@ -176,8 +176,9 @@ class AnonymousPolicy(Authenticator):
 class AuthenticationChain(AuthenticationPolicy):
     """Asks authenticators in their order until one accepts or refuses the client.
 
-    If all ignore it, a client without user name and password is anonymous, and any other is refused. Without an
-    authenticator that checks user names and passwords these are not looked at: every client is anonymous.
+    If all ignore it, a client without user name and password, or with both empty, is anonymous, as with Mosquitto, and
+    any other is refused. Without an authenticator that checks user names and passwords these are not looked at: every
+    client is anonymous.
     """
 
     def __init__(self, authenticators: List[Authenticator], anonymous: AnonymousPolicy) -> None:
@@ -201,7 +202,7 @@ class AuthenticationChain(AuthenticationPolicy):
         elif request.method is not None:
             request.authenticator = None
             request.reject(BAD_AUTHENTICATION_METHOD, NO_METHOD)
-        elif not self._checks_credentials or (request.username is None and request.password is None):
+        elif not self._checks_credentials or (not request.username and not request.password):
             _ask(self.anonymous, request)
         else:
             request.authenticator = None

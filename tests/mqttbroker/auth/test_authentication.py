@@ -437,6 +437,16 @@ def test_anonymous_clients_beside_a_password_file(tmp_path: Path) -> None:
         guarded.connect("alice", b"secret").close()
 
 
+def test_empty_credentials_are_none(tmp_path: Path) -> None:
+    for allowed, expected in (("true", 0), ("false", NOT_AUTHORIZED)):
+        guarded = PasswordBroker(tmp_path, f"allow_anonymous = {allowed}\n")
+        with guarded.process:
+            for username, password, code in (("", b"", expected), ("", b"x", 0x86), ("alice", b"", 0x86)):
+                with guarded.open() as client:
+                    assert client.connect("empty", username=username, password=password).reason_code == code
+            assert not [line for line in guarded.process.lines if 'event=connected' in line and 'user=""' not in line]
+
+
 def test_a_listener_overrides_allow_anonymous(tmp_path: Path) -> None:
     more = "[[listeners]]\n[[listeners]]\nport = 0\nallow_anonymous = false\n"
     guarded = PasswordBroker(tmp_path, more)
