@@ -21,7 +21,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-compiled test-plain test-workers conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist site pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-compiled test-plain test-workers clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist site pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -111,6 +111,14 @@ interop-tools: | $(VENV)/extras
 interop: interop-tools build
 	env -u PYTHONPATH PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
 	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
+
+# The test suites of MQTT clients, against this broker and Mosquitto; writes docs/clients.md (Linux). They come from PyPI,
+# crates.io and the Go module proxy, and need Go, Cargo, CMake, a C compiler and OpenSSL's headers. CLIENTS_ARGS="aiomqtt gmqtt"
+# runs some, and writes nothing. Takes up to half an hour.
+CLIENTS_ARGS ?=
+clients: $(VENV)/extras build
+	@tests/interop/debian.sh
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m clients.run --directory $(VENV)/clients --document docs/clients.md $(CLIENTS_ARGS)
 
 # Runs the tests of every normative statement and writes docs/conformance.md.
 conformance: $(VENV)/extras build
