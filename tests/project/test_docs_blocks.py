@@ -105,7 +105,12 @@ NOT_RUN = {
     "py-spy ": "a profiler that the project does not install",
 }
 SUBSTITUTED = {
-    "README.md": {".venv/bin/": "", "sub -t 'plant/#' -v": "sub -p $PORT -t 'plant/#' -v -C 1 -W 20"},
+    "README.md": {
+        ".venv/bin/": "", "sub -t 'plant/#' -v": "sub -p $PORT -t 'plant/#' -v -C 1 -W 20",
+        "mosquitto_sub -V 5 -t": "mosquitto_sub -p $PORT -C 1 -W 20 -V 5 -t",
+        "mosquitto_sub -t": "mosquitto_sub -p $PORT -C 1 -W 20 -t",
+        "mosquitto_sub -V 5 -q 1": "mosquitto_sub -p $PORT -E -V 5 -q 1",
+    },
     "docs/authentication.md": {},
     "docs/commands.md": {"https://broker:18083": "$MQTTBROKER_API_URL", "/run/secrets/admin": "$PWD/token"},
     "docs/configuration.md": {"FILE": "conf/mqttbroker.toml"},
@@ -258,7 +263,7 @@ def test_the_files_for_prometheus_and_fail2ban_are_shipped() -> None:
     assert [(ROOT / "conf" / "fail2ban" / f"{name}.conf").is_file() for name in parser.sections()] == [True]
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("mosquitto_sub")), reason="needs curl and Mosquitto's clients")
 @pytest.mark.parametrize("page", RUN_HERE)
 def test_commands_run_as_printed(
     page: str, tmp_path: Path, start_broker: Callable[..., BrokerProcess], monkeypatch: pytest.MonkeyPatch
@@ -276,13 +281,14 @@ def test_commands_run_as_printed(
     if page not in WITHOUT_BROKER:
         config = {
             "http": {"access": ACCESS, "backup_dir": str(tmp_path / "backups")}, "password_file": str(tmp_path / "passwords"),
-            "acl_file": str(tmp_path / "rules"), "allow_anonymous": True,
+            "acl_file": str(tmp_path / "rules"), "allow_anonymous": True, "streams": {"sensors": {"filters": ["sensors/#"]}},
         }  # fmt: skip
         broker = start_broker(data_dir=tmp_path / "data", config=config)
         variables.update(MQTTBROKER_API_URL=broker.url, PORT=str(broker.port))
         device = stack.enter_context(RawClient(broker.port))
         device.connect("dev-7")
         device.publish("plant/1/temperature", b"21.5", 1, retain=True)
+        device.publish("sensors/1", b"21.5", 1)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     waiting: list[str] = []  # for a shell
