@@ -181,11 +181,7 @@ class WebSocket:
 
     def write(self, data: bytes) -> None:
         if self._library.state is State.OPEN or self._ending:
-            framed = self._frames.frame([data])
-            if len(framed) == 2:
-                self._transport.writelines(framed)
-            else:
-                self._transport.write(b"".join(framed))
+            self._transport.write(self._frames.frame_short(data))
 
     def writelines(self, parts: List[bytes]) -> None:
         if self._library.state is State.OPEN or self._ending:

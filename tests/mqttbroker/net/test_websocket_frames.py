@@ -168,6 +168,18 @@ def test_each_sent_packet_is_a_message(sizes: list[int], cuts: list[int], writes
     assert len(messages) <= len(packets) + len(parts) - 1
 
 
+@given(
+    sizes=st.lists(st.sampled_from((0, 1, 10, 123, 124, 125, 127, 128, 17_000)), min_size=1, max_size=6),
+    cuts=st.lists(st.integers(0, 2000), max_size=6),
+)
+def test_short_packets_get_the_same_frames(sizes: list[int], cuts: list[int]) -> None:
+    data = b"".join(b"\x30" + encode_varint(size) + bytes(size) for size in sizes)
+    ends = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    one, other = PacketFrames(), PacketFrames()
+    for start, end in zip(ends, ends[1:]):
+        assert one.frame_short(data[start:end]) == b"".join(other.frame([data[start:end]]))
+
+
 def test_the_rest_of_a_long_frame_is_not_kept_while_discarding() -> None:
     reader = reader_for(256)
     close = Frame(Opcode.CLOSE, b"").serialize(mask=True)
