@@ -251,12 +251,16 @@ def test_sighup_applies_other_settings(start_broker: Start, server: CallbackServ
         text = 'http_callback.url = "{}"\nhttp_callback.timeout = "{}"\n'
         broker = start_broker(config=text.format(server.url, "5s"))
         assert login(broker, "alice") == SUCCESS
-        broker.config.write_text(text.format(second.url, "300ms") + 'plugin.object = "devices:Devices"\n')
+        broker.config.write_text(text.format(server.url, "300ms") + 'plugin.object = "devices:Devices"\n')
         os.kill(broker.pid, signal.SIGHUP)
         broker.wait_for_log("event=authenticator_reloaded")
         broker.wait_for_log("event=restart_needed key=plugin.object")
-        assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD  # says the other server
         assert login(broker, "hangs") == SERVER_UNAVAILABLE
+        after = len(broker.lines)
+        broker.config.write_text(text.format(second.url, "5s"))
+        os.kill(broker.pid, signal.SIGHUP)
+        broker.wait_for_log("event=authenticator_reloaded", after=after)
+        assert login(broker, "alice") == BAD_USER_NAME_OR_PASSWORD  # says the other server
         broker.config.write_text("")
         os.kill(broker.pid, signal.SIGHUP)
         broker.wait_for_log("event=restart_needed key=http_callback.url")

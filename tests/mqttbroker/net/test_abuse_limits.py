@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import select
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +16,7 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
+from support.core import wait_until
 from support.metric_samples import drops, samples
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
@@ -199,6 +202,10 @@ def test_connects_of_one_listener(start_broker: Start) -> None:
     assert samples(broker.get("/metrics"))["mqttbroker_limits_reached_total/max_connect_rate"] >= 1
 
 
+def readable(sockets: list[socket.socket]) -> list[socket.socket]:
+    return select.select(sockets, [], [], 0)[0]
+
+
 @pytest.mark.parametrize("kind", ["tcp", "tls", "ws"])
 def test_half_open_connections_of_one_address(start_broker: Start, tmp_path: Path, kind: str) -> None:
     files = CertificateFiles(tmp_path)
@@ -208,12 +215,10 @@ def test_half_open_connections_of_one_address(start_broker: Start, tmp_path: Pat
     port = port_of(broker, kind)
     with ExitStack() as stack:
         sockets = [stack.enter_context(tcp_socket(port)) for _ in range(8)]
-        for sock in sockets[:3]:  # closed by the broker
-            assert sock.recv(1) == b""
-        for sock in sockets[3:]:
-            sock.settimeout(0)
-            with pytest.raises(BlockingIOError):
-                sock.recv(1)
+        wait_until(lambda: len(readable(sockets)) == 3)
+        # Workers accept side by side, so any three may be the oldest that the broker knows.
+        assert readable(sockets) == sockets[:3] or "TEST_WORKERS" in os.environ
+        assert all(sock.recv(1) == b"" for sock in readable(sockets))
         found = samples(broker.get("/metrics"))
         assert found["mqttbroker_limits_reached_total/max_half_open_per_address"] == 3
         stream: Any = stack.enter_context(tcp_socket(port))
