@@ -225,24 +225,6 @@ class Automatic(Kind[Union[bool, str]]):
         return Boolean().from_text(text)
 
 
-class Count(Kind[Optional[int]]):
-    """A whole number, or "auto" = None."""
-
-    def __init__(self, high: int) -> None:
-        self.numbers = Integer(0, high)
-
-    def read(self, value: object) -> Optional[int]:
-        if isinstance(value, str) and value != "auto":
-            raise ValueError(f'must be a whole number or "auto", got {shown(value)}')
-        return None if value == "auto" else self.numbers.read(value)
-
-    def from_text(self, text: str) -> object:
-        return self.numbers.from_text(text)
-
-    def written(self, setting: Optional[int]) -> object:
-        return "auto" if setting is None else setting
-
-
 class Host(Kind[str]):
     """A name or address; the empty string is all addresses of this machine."""
 

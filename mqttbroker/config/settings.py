@@ -23,7 +23,6 @@ from mqttbroker.config.setting_kinds import (
     Boolean,
     Choice,
     ClientIdPattern,
-    Count,
     Directory,
     Duration,
     FileMode,
@@ -802,7 +801,7 @@ class Settings:
     reveal_denials: bool = _key(Boolean(), True)
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
     sys_client_events: bool = _key(Boolean(), False)
-    workers: Optional[int] = _key(Count(MAX_WORKERS), 0)
+    workers: Optional[int] = _key(OrNone(Integer(0, MAX_WORKERS), "auto"), 0)
     worker_timeout: float = _key(Duration("1s", "1h"), "10s")
     shared_subscription_strategy: str = _key(
         Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"

@@ -186,8 +186,6 @@ def _values(name: str, kind: Any) -> str:
     if isinstance(kind, kinds.Integer):
         unit = " per second" if "rate" in name else " %" if name.endswith("percent") else ""
         return f"{kind.low}–{kind.high}{unit}"
-    if isinstance(kind, kinds.Count):
-        return f'{kind.numbers.low}–{kind.numbers.high}, or `"auto"`'
     if isinstance(kind, (kinds.Duration, kinds.Size)):
         unit = " per second" if "rate" in name else ""
         return f"{'duration' if isinstance(kind, kinds.Duration) else 'size'} {kind.low}–{kind.high}{unit}"

@@ -504,8 +504,8 @@ def test_unix_sockets(start: Start, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("value", "reason"),
-    [("-1", "must be 0–256, got -1"), ("257", "must be 0–256, got 257"),
-     ("many", 'must be a whole number or "auto", got "many"')],
+    [("-1", 'must be 0–256, or "auto", got -1'), ("257", 'must be 0–256, or "auto", got 257'),
+     ("many", 'must be a whole number, or "auto", got "many"')],
 )  # fmt: skip
 def test_a_bad_number_of_workers_is_one_line(tmp_path: Path, value: str, reason: str) -> None:
     file = tmp_path / "broker.toml"
