@@ -16,12 +16,14 @@ PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
+# Without these files each broker of a test, and each process of pytest, would compile hundreds of modules.
+export PYTHONDONTWRITEBYTECODE :=
 export MQTTBROKER_COMPILE ?= $(if $(CC_FOUND),1,0)
 BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-compiled test-plain test-workers clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist site pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-before-build test-compiled test-plain test-workers clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist site pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -69,13 +71,16 @@ run: build
 test-compiled: interop-tools build
 	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
 
-test-plain: interop-tools build
+test-plain: interop-tools
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
 
+# Plain sources are tested while one core compiles.
 test:
-	$(MAKE) --no-print-directory --jobs 4 --output-sync=target check interop-tools build $(VENV)/spark-classes.jsa
+	$(MAKE) --no-print-directory --jobs 4 build test-before-build
 	$(MAKE) --no-print-directory test-compiled
 	$(MAKE) --no-print-directory interop
+
+test-before-build: check interop-tools $(VENV)/spark-classes.jsa
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
 
 # A class archive for the tests' JVMs: takes 30 s to make and saves each JVM start some seconds. Tests run without it too.

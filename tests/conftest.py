@@ -24,7 +24,7 @@ settings.load_profile("timeless")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests of code that is never compiled first, and only in one of the two runs of `make test`.
+    """Run tests of code that is never compiled first, and in `make test` only against the build TESTED_BUILD.
 
     Most of them use Spark and take long, so at the end of a run other processes would wait for them.
     """
@@ -32,7 +32,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     tested = os.environ.get("TESTED_BUILD")
     for item in items:
         if tested and item.get_closest_marker("one_build"):
-            item.add_marker(pytest.mark.skip(reason=f"ran against the {tested} build"))
+            item.add_marker(pytest.mark.skip(reason=f"runs against the {tested} build"))
 
 
 @pytest.fixture(scope="module")
