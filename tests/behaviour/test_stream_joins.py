@@ -14,10 +14,11 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.raw_client import RawClient
 
-from mqttbroker.codec.packets import Publish, Pubrec, Pubrel
+from mqttbroker.codec.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
 
 KEYS = 6
+MOST_IN_FLIGHT = 500  # of the publisher, whose Receive Maximum is 1000
 QOS = [0, 0, 1, 1, 1, 2]  # of each key's messages
 PARTITIONS = 2
 CONFIG = {
@@ -40,6 +41,7 @@ class Load:
         self.sent = [0] * KEYS
         self.first_at = time.time()
         self.error: Exception | None = None
+        self._in_flight = 0
         self._port = port
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run)
@@ -58,9 +60,19 @@ class Load:
                                 Publish(f"load/{key}", payload, QOS[key], False, False, client.next_packet_id() if QOS[key] else 0)
                             )
                     client.send(*packets)
-                    client.send(*(Pubrel(each.packet_id) for each in client.ping() if isinstance(each, Pubrec)))
+                    self._in_flight += sum(packet.qos > 0 for packet in packets)
+                    self._take(client, client.ping())
+                    while self._in_flight > MOST_IN_FLIGHT:
+                        self._take(client, [client.receive()])
         except Exception as error:
             self.error = error
+
+    def _take(self, client: RawClient, packets: list[Packet]) -> None:
+        for packet in packets:
+            if isinstance(packet, Pubrec):
+                client.send(Pubrel(packet.packet_id))
+            elif isinstance(packet, (Puback, Pubcomp)):
+                self._in_flight -= 1
 
     def __enter__(self) -> Load:
         self._thread.start()
