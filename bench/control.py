@@ -33,7 +33,7 @@ from mqttbroker.core.terms import ListenerTerms  # noqa: E402
 from sessions.session import Subscription  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
 
-CONNECTIONS = 20_000
+CONNECTIONS = 2000
 
 
 def row(what: str, *figures: str) -> None:

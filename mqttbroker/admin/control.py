@@ -65,6 +65,7 @@ from topic_matcher.trie import TrieSearch
 
 SLICE = 256  # sessions, subscriptions or topics visited in one slice: less than a millisecond without compilation
 MAX_VISITS = 20_000  # sessions, subscriptions or topics visited for one page, except in another order: some 20 ms
+MAX_CONNECTIONS = 2000  # that are visited and sorted for conditions on them: the sort is one slice
 SESSIONS_PER_CONNECTION = 10  # beyond which the connections are visited for conditions on them
 MAX_PAGE = 1000  # sessions, subscriptions or messages in one page
 MATCHES = 2048  # subscriptions that a listing holds; if there are more, all sessions are visited
@@ -146,7 +147,7 @@ class BrokerControl:
         connections = self._broker.clients.connections
         if not (where.connected or where.listener is not None or where.network):
             return None
-        if len(connections) > min(MAX_VISITS, len(self._broker.registry) // SESSIONS_PER_CONNECTION):
+        if len(connections) > min(MAX_CONNECTIONS, len(self._broker.registry) // SESSIONS_PER_CONNECTION):
             return None
         found: List[Session] = []
         for visits, connection in enumerate(list(connections)):
