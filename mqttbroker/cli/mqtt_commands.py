@@ -248,6 +248,8 @@ class _Subscriber(_Session):
         self._properties = properties(options, "subscribe")
         self._left: Optional[int] = options.count
         self._output = sys.stdout.buffer
+        # Otherwise the client acknowledges a message after `_on_message`, and with -C the DISCONNECT may be sent before.
+        self.client.manual_ack_set(True)
         self.client.on_message = self._on_message
         self.client.on_subscribe = self._on_subscribe
         self.client.on_disconnect = self._on_disconnect
@@ -281,22 +283,24 @@ class _Subscriber(_Session):
             self.end(FAILED, f"disconnected: {reason}")
 
     def _on_message(self, client: Client, data: Any, message: MQTTMessage) -> None:
-        options = self.options
-        if self.ended.is_set() or any(matches(each, message.topic) for each in options.filter_out):
+        if self.ended.is_set():
             return
+        options = self.options
         if options.retained_only and not message.retain:
             self.end(0)
             return
-        if message.retain and options.no_retained:
-            return
-        if message.retain and options.remove_retained:
-            client.publish(message.topic, b"", 1, True)
-        try:
-            self._print(message)
-        except BrokenPipeError:
-            self.end(0)
-            return
-        if self._left is not None:
+        wanted = not (message.retain and options.no_retained)
+        wanted = wanted and not any(matches(each, message.topic) for each in options.filter_out)
+        if wanted:
+            if message.retain and options.remove_retained:
+                client.publish(message.topic, b"", 1, True)
+            try:
+                self._print(message)
+            except BrokenPipeError:
+                self.end(0)
+                return
+        client.ack(message.mid, message.qos)
+        if wanted and self._left is not None:
             self._left -= 1
             if self._left <= 0:
                 self.end(0)

@@ -126,8 +126,11 @@ def test_a_session_is_kept_with_c_and_a_will_is_published(broker: BrokerProcess)
     for version in ("311", "5"):
         own = (*to, "-t", f"k/{version}", "-i", f"kept-{version}", "-c", "-V", version)
         assert run("sub", *own, "-E")[0] == 0
-        assert run("pub", *to, "-t", f"k/{version}", "-m", "waited")[0] == 0
-        assert run("sub", *own, "-C", "1") == (0, b"waited\n", "")
+        assert run("pub", *to, "-t", f"k/{version}", "-l", stdin=b"waited\nthen")[0] == 0
+        status, out, log = run("sub", *own, "-C", "1", "-d")
+        assert (status, out) == (0, b"waited\n")
+        # Each message that was printed is acknowledged, and no other.
+        assert re.findall("Sending (PUBACK|DISCONNECT)", log) == ["PUBACK", "DISCONNECT"]
     with RawClient(broker.port) as client:
         client.connect("heir")
         client.subscribe("will/+")
