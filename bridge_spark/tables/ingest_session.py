@@ -35,8 +35,12 @@ class IngestError(Exception):
 
 def require_spark() -> None:
     """Raise `IngestError` if PySpark or Java is missing."""
-    if importlib.util.find_spec("pyspark") is None:
-        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]', without a Java 'mqttbroker[spark,jdk]'")
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        raise IngestError(
+            "PySpark is not installed: pip install 'mqttbroker[spark]', without a Java 'mqttbroker[spark,jdk]'"
+        ) from None
     try:
         if "PYSPARK_GATEWAY_PORT" not in os.environ:
             use_java()

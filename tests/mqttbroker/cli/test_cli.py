@@ -85,7 +85,7 @@ def test_ingest_without_spark_names_the_extra(tmp_path: Path) -> None:
     )
     done = run("ingest", "tables.toml", cwd=tmp_path, env={"PYTHONPATH": path})
     assert done.returncode != 0
-    assert re.fullmatch(r"mqttbroker ingest: .*: pip install 'mqttbroker\[spark\]'", one_line(done.stderr))
+    assert re.fullmatch(r"mqttbroker ingest: .*: pip install 'mqttbroker\[spark\]'.*", one_line(done.stderr))
 
 
 # --- serve --------------------------------------------------------------------------------------------------------
