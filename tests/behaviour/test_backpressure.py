@@ -120,7 +120,7 @@ def test_two_clients_that_publish_to_each_other_do_not_deadlock(start_broker: St
         for client in (one, two):
             for number in range(count):
                 assert client.take().payload.startswith(b"%d " % number)
-        assert dropped(metrics(broker)) == 0
+        assert drops(metrics(broker)) == 0
 
 
 def test_publishers_do_not_wait_for_a_reconnected_subscriber_until_its_queue_is_empty(start_broker: Start) -> None:
