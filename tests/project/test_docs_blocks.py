@@ -92,6 +92,7 @@ NOT_RUN = {
     "git worktree add": "builds a second checkout",
     "printf '#!/bin/sh": "a peer for the comparison with a second checkout",
     "chmod +x before.sh": "the same",
+    "mqttbroker alarms acknowledge": "needs an alarm; test_api_commands.py",
     "mqttbroker top": "needs a terminal; test_top.py",
     "mqttbroker sub -h broker": "the same options run in test_mqtt_commands.py",
     "mqttbroker pub -h broker": "the same options run in test_mqtt_commands.py",

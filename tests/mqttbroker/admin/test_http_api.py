@@ -518,6 +518,7 @@ def test_document_has_every_path_with_its_role(api: Api) -> None:
     for needed, method, path in NEEDS:
         template = path.replace("clients/none", "clients/{client_id}").replace("users/none", "users/{username}")
         template = template.replace("streams/none", "streams/{name}").replace("groups/none", "groups/{group}")
+        template = template.replace("alarms/none", "alarms/{name}")
         assert f"role {needed} " in operations[f"{method} /api/v1{template}"]["description"]
     assert {"GET /metrics", "GET /streams/{name}/{partition}/{file}", "GET /livez"} <= operations.keys()
     assert operations["GET /livez"]["security"] == []
