@@ -534,7 +534,8 @@ class PublishHandler:
             )
             self._acknowledge_with(qos, packet_id, TOPIC_NAME_INVALID if refusal else broker.terms.denial_code())
             return True
-        if first & 1 and size > 0 and not route.to_queue and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):
+        retained: bool = first & 1 != 0 and size > 0 and not route.to_queue
+        if retained and self.broker.publisher.retained_full(route.topic, len(route.topic) + size):
             connection.drops().retained_full += 1
             self._acknowledge_with(qos, packet_id, QUOTA_EXCEEDED)
             return True
