@@ -138,6 +138,7 @@ def check_tables(directory: Path, numbers: Sequence[int]) -> None:
     assert first == 1.0
 
 
+@pytest.mark.slow(reason="two more pipelines on the server")
 @pytest.mark.timeout(240)
 def test_the_pipeline_resumes_from_its_checkpoint(
     server: str, broker: BrokerProcess, warehouse: Path, tmp_path: Path

@@ -69,7 +69,8 @@ def places(found: list[dict[str, Any]]) -> list[tuple[int, int]]:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(("table_format", "where"), [
-    ("iceberg", "published"), pytest.param("iceberg", "written", marks=SLOW),
+    pytest.param("iceberg", "published", marks=pytest.mark.slow(reason="kills of a local table run in test_ingest.py")),
+    pytest.param("iceberg", "written", marks=SLOW),
     pytest.param("delta", "published", marks=SLOW), pytest.param("delta", "written", marks=SLOW)])
 def test_rows_on_s3_are_there_once_after_a_kill(
     spark: SparkSession, tmp_path: Path, s3: S3Server, table_format: str, where: str, capsys: pytest.CaptureFixture[str]
