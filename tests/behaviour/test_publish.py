@@ -212,6 +212,7 @@ def test_the_broker_respects_the_clients_receive_maximum(connect: Callable[..., 
     for n in range(5):
         publisher.publish("flow", b"%d" % n, 1)
     publisher.publish("flow", b"free", 0)
+    publisher.ping()
     got = subscriber.ping()
     assert [packet.payload for packet in got] == [b"0", b"1", b"free"]
     subscriber.send(Puback(got[0].packet_id))

@@ -174,6 +174,9 @@ def test_a_killed_broker_knows_what_was_acknowledged(broker: BrokerProcess) -> N
     assert all(redelivered(message) for message in found[:6])
     acknowledge(member, found)
     member.expect_nothing()
+    with RawClient(broker.port) as later:  # everything before it is committed
+        later.connect()
+        later.publish("stored", b"x", 1, retain=True)
     broker.restart(kill=True)
     member = join(broker)
     member.expect_nothing()
