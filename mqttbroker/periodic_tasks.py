@@ -1,4 +1,4 @@
-"""What a broker does at intervals, on the event loop's thread."""
+"""The tasks that a broker repeats at intervals, on the event loop's thread."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a relay is given: the terms of its connections, what earlier links have left at the remote, and counts."""
+"""The arguments of a relay: terms of its connections, the states of its sessions here and at the remote, and counts."""
 
 from __future__ import annotations
 

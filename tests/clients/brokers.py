@@ -37,7 +37,7 @@ class Listener:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a suite expects of a broker; ``users`` are names and passwords. Without any no password is checked.
+    """The settings of a broker for one suite; ``users`` are names and passwords. Without users no password is checked.
 
     ``receive_maximum`` is for this broker; Mosquitto's is 20.
     """

@@ -45,7 +45,7 @@ class Held(NamedTuple):
 
 
 class Run:
-    """What publisher and consumers see. ``epoch`` counts the kills of the broker."""
+    """A publisher and consumers, and the messages that they sent and got. ``epoch`` counts the kills of the broker."""
 
     def __init__(self, broker: BrokerProcess, seed: int, leases_end: bool) -> None:
         self.broker = broker
