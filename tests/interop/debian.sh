@@ -2,6 +2,7 @@
 # Installs the missing Debian packages of the tests: mosquitto's commands, the Paho C client, mosquitto itself to compare
 # decisions with, and prometheus for the alerts. Their services are not started, now or at boot.
 set -eu
+. "$(dirname "$0")/../support/debian_packages.sh"
 PATH=$PATH:/usr/local/sbin:/usr/sbin
 packages="" services=""
 for service in mosquitto prometheus; do
@@ -15,16 +16,4 @@ if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
   echo "the tests need: apt-get install$packages" >&2
   exit 1
 fi
-policy=/usr/sbin/policy-rc.d # Debian runs it before it starts a service
-if [ -n "$services" ] && [ ! -e "$policy" ]; then
-  trap 'rm -f "$policy"' EXIT
-  printf '#!/bin/sh\nexit 101\n' >"$policy"
-  chmod +x "$policy"
-fi
-apt-get update -q
-# shellcheck disable=SC2086
-DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $packages
-if [ -n "$services" ] && command -v systemctl >/dev/null; then
-  # shellcheck disable=SC2086
-  systemctl disable --quiet $services || true
-fi
+install_packages "$packages" "$services"
