@@ -8,12 +8,15 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import Dict, Final
 
+from mypy_extensions import mypyc_attr
+
 from mqttbroker.core.outbox import Outbound
 
 TURN_WORK: Final = 1400  # of all long work together in one iteration
 PART_WORK: Final = 700  # of one piece of long work before another one has its turn
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LongWork:
     """Work that takes many iterations."""
 
@@ -59,8 +62,11 @@ class Turns:
             cost: int = 0
             if not work.done:
                 cost = work.step(min(left, PART_WORK))
+            left -= max(1, cost)
+            if cost > 0:
+                waiting = 0
             if not work.done:
                 self._works[work] = True
-            left -= max(1, cost)
-            waiting = 0 if cost > 0 else waiting + 1
+                if cost == 0:
+                    waiting += 1
         return waiting < len(self._works)

@@ -27,7 +27,7 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import SERVER_SHUTTING_DOWN
 from mqttbroker.core.route import LARGE_ROUTE
 from mqttbroker.core.session_lifecycle import REMOVED_AT_ONCE
-from mqttbroker.core.turns import TURN_WORK
+from mqttbroker.core.turns import TURN_WORK, LongWork
 from sessions.session import NO_LOCAL, Session, Subscription
 
 MANY = 4 * LARGE_ROUTE + 7
@@ -401,3 +401,27 @@ def test_wills_of_many_clients_that_disconnect_at_once_are_published_in_parts(co
     core.settle()
     assert numbers_of(subscriber.arrived()) == list(range(40))
     assert core.broker.messages.waiting == 0 and core.broker.context.will_bytes == 0
+
+
+class Countdown(LongWork):
+    """Work of so many parts."""
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+
+    @property
+    def done(self) -> bool:
+        return self.parts == 0
+
+    def step(self, budget: int) -> int:
+        self.parts -= 1
+        return 1
+
+
+def test_work_that_is_done_already_does_not_keep_other_work_waiting(core: Core) -> None:
+    turns = core.broker.turns
+    work = Countdown(3)
+    turns.add(Countdown(0))
+    turns.add(work)
+    turns.step()
+    assert work.done
