@@ -9,6 +9,7 @@ to a native class. Its transport is that of a socket or a `WebSocket`.
 from __future__ import annotations
 
 import logging
+import os
 import select
 import time
 from collections import deque
@@ -59,6 +60,20 @@ def has_peer_left(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, POLLRDHUP)
     return bool(poll.poll(0))
+
+
+def unread(transport: Any) -> bytes:
+    """Bytes, `READ_SLICE` at most, that a client sent before its connection was lost, for use in `connection_lost`.
+
+    A transport whose write fails has not read them. Empty with TLS and WebSocket, whose transports cannot write EOF.
+    """
+    sock = transport.get_extra_info("socket")
+    if sock is None or not transport.can_write_eof():
+        return b""
+    try:
+        return os.read(sock.fileno(), READ_SLICE)
+    except OSError:
+        return b""
 
 
 class FlushScheduler:
@@ -495,6 +510,8 @@ class Wire:
         return False
 
     def connection_lost(self, error: Any) -> None:
+        if error is not None and not self.closing:
+            self._receive_unread()
         self.closing = True
         if self.endpoint.secure:
             self.broker.outbound.secure_connections -= 1
@@ -526,6 +543,18 @@ class Wire:
         self.connection.wire = None
         self.transport = None
         self._unhandled = b""
+
+    def _receive_unread(self) -> None:
+        """Handle what the client sent before it reset the connection, such as DISCONNECT [MQTT-3.14.4-3]."""
+        if self.reading_paused or self._unhandled or not self.accepted:
+            return
+        data = unread(self.transport)
+        if not data:
+            return
+        if self.traced:
+            self.transport.trace_received(data)
+        self.closing = True  # nothing can be written, nor its reading paused
+        self._handle(data, 0, len(data), self.endpoint.scheduler.update_clock())
 
     def abort_if_client_left(self) -> bool:
         """Whether the client has closed its side; if so, close the connection. Detects it while reading is paused."""
@@ -667,6 +696,8 @@ class Wire:
                 transport.write(outbox.drain())
             self.close()
             return
+        if self.closing:
+            return  # aborted: its transport may be closed
         if outbox.parts and not outbox.writing_paused:
             if outbox.has_large_part:
                 self.endpoint.scheduler.write_large(connection, transport)

@@ -30,6 +30,7 @@ from mqttbroker.net.link_frames import (
     data_prefix,
     number_bytes,
 )
+from mqttbroker.net.wire import unread
 
 LINK_BUFFER: Final = 1_048_576  # bytes that the broker has not read, before no client is read any more
 FRAMES_AT_ONCE: Final = 1 << 30
@@ -86,9 +87,12 @@ class LinkedClient:
         return False
 
     def connection_lost(self, error: Any) -> None:
+        data = unread(self._transport) if error is not None and not self._reading_paused else b""
         self._transport = None
         link = self._link
         if link.clients.pop(self._number, None) is not None:
+            if data:
+                link.send_data(self._prefix, data)
             link.send(CLOSED, self._number, str(error or "").encode())
 
     def pause_writing(self) -> None:
@@ -255,11 +259,17 @@ class WorkerLink(FrameHandler):
         self._flushing = False
         self._read = 0
         if self._transport is None:
+            self._writer.take()
             return
         if self._reading_paused:
             self._reading_paused = False
             self._transport.resume_reading()
         self._writer.write_to(self._transport)
+
+    def close(self) -> None:
+        """Close the link at once, whatever it has not sent."""
+        if self._transport is not None:
+            self._transport.abort()
 
     def shut_down(self) -> None:
         """Close all clients' sockets, behind everything that was written."""

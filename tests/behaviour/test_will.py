@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.broker_process import BrokerProcess
-from support.core import Core, CoreClient
+from support.core import Core, CoreClient, wait_until
 from support.properties import session_expiry
 from support.raw_client import RawClient
 
-from mqttbroker.codec.packets import Connack, Will
+from mqttbroker.codec.packets import Connack, Disconnect, Publish, Will
 from mqttbroker.codec.properties import Properties
 
 
@@ -49,6 +51,38 @@ def test_no_will_after_disconnect(connect: Callable[..., RawClient], version: in
     client = connect("content", version, will=Will("no-will", b"gone"))
     client.disconnect()
     watching.expect_nothing()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_no_will_after_disconnect_of_a_client_that_left_messages_unread(
+    start_broker: Callable[..., BrokerProcess], workers: int
+) -> None:
+    """Its kernel resets the connection, so the broker may fail to write before it has read DISCONNECT."""
+    broker = start_broker(config={"workers": workers})
+    done = threading.Event()
+
+    def publish() -> None:
+        with RawClient(broker.port, 4) as publisher:
+            publisher.connect("publisher")
+            while not done.wait(0.001):
+                publisher.send(*[Publish("many", bytes(100), 0)] * 20)
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        with RawClient(broker.port, 4) as watching:
+            watching.connect("watching")
+            watching.subscribe("will/#")
+            for number in range(40):
+                with RawClient(broker.port, 4) as client:
+                    client.connect("hasty", will=Will(f"will/{number}", b"gone"))
+                    client.subscribe("many", options=0)
+                    wait_until(lambda: len(client.socket.recv(10_000, socket.MSG_PEEK)) == 10_000)
+                    client.send(Disconnect())
+            watching.expect_nothing()
+    finally:
+        done.set()
+        thread.join()
 
 
 @pytest.mark.parametrize("code", [0x04, 0x80, 0x98])
