@@ -26,7 +26,7 @@ from topic_matcher.remapping import echoed
 
 log = logging.getLogger("mqttbroker.bridges")
 
-STABLE: Final = 10.0  # seconds that a link must last before the next failure counts as a new one
+STABLE: Final = 10.0  # seconds; a link that ends before counts as an attempt that failed
 
 
 class BridgeStatus(NamedTuple):
@@ -113,7 +113,7 @@ class Bridge:
         """Disconnect; with ``forget`` the bridge is removed, and its sessions on both sides end."""
         self._stopping = True
         if self._link is not None:
-            self._link.close("the bridge is stopped", forget)
+            self._link.close(RelayError("the bridge is stopped"), forget)
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -162,19 +162,21 @@ class Bridge:
             error = await self._connect(address)
             if self._stopping:  # a connect that fails when it is cancelled ends with its error
                 return
-            connected = progress.connects > connects
-            if connected and time.time() - progress.since >= STABLE:
+            lasted = progress.connects > connects and time.time() - progress.since >= STABLE
+            if lasted:
                 delay = settings.reconnect_first
                 progress.forget_problems()
-            again_at_once = self._note(error)
-            if connected:
+            if self._note(error):
+                continue
+            if error.first_answers:
+                index = 0
+                continue
+            if lasted:
                 index = (index + 1) % len(self._addresses) if settings.round_robin else 0
-            elif not again_at_once:
+            else:
                 index = (index + 1) % len(self._addresses)
                 if index:
                     continue
-            if again_at_once:
-                continue
             self._enter(WAITING)
             await asyncio.sleep(delay * (0.5 + 0.5 * self._context.random()))
             delay = min(2.0 * delay, settings.reconnect_longest)
@@ -276,7 +278,7 @@ class Bridge:
         while True:
             await asyncio.sleep(self.settings.reconnect_longest)
             if await answers(self._addresses[0], self.settings.connect_timeout):
-                link.close("the first address answers again")
+                link.close(RelayError("the first address answers again", first_answers=True))
                 return
 
     def _connected(self) -> None:

@@ -205,14 +205,14 @@ class Link:
             else:
                 transport.abort()
 
-    def close(self, reason: str, forget: bool = False) -> None:
+    def close(self, reason: RelayError, forget: bool = False) -> None:
         """Disconnect; with ``forget`` the remote's session ends, too."""
         if self._over is not None:
             return
         self.relay.close(forget)
         self._write()
         transport = self._transport
-        self._finish(RelayError(reason))
+        self._finish(reason)
         if transport is not None:
             transport.close()
             self._loop.call_later(CLOSE_TIMEOUT, transport.abort)

@@ -14,13 +14,21 @@ class RelayError(Exception):
     """The link must end; the text is the reason, one line.
 
     ``unsupported_version``: the remote does not know the protocol version. ``ended_session``: the remote has ended an
-    old session, as asked, and the next relay continues without a clean start.
+    old session, as asked, and the next relay continues without a clean start. ``first_answers``: the bridge leaves this
+    remote for that of its first address.
     """
 
-    def __init__(self, reason: str, unsupported_version: bool = False, ended_session: bool = False) -> None:
+    def __init__(
+        self,
+        reason: str,
+        unsupported_version: bool = False,
+        ended_session: bool = False,
+        first_answers: bool = False,
+    ) -> None:
         super().__init__(reason)
         self.unsupported_version = unsupported_version
         self.ended_session = ended_session
+        self.first_answers = first_answers
 
 
 class Counts:

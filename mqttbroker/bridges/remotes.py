@@ -11,6 +11,7 @@ from typing import Any, Callable, Dict, Final, NamedTuple, Optional
 
 from mqttbroker.config.remote_address import Address
 
+KEPT: Final = 1.0  # seconds for which a connection must stay open
 _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 
 
@@ -71,14 +72,22 @@ async def connect(address: Address, tls: TlsTerms, protocol: Callable[[], Any], 
 
 
 async def answers(address: Address, timeout: float) -> bool:
-    """Whether something accepts TCP connections at an address."""
+    """Whether something accepts a TCP connection at an address and keeps it, which a proxy without a server does not."""
     try:
         async with asyncio.timeout(timeout):
-            _, writer = await asyncio.open_connection(address.host, address.port)
+            reader, writer = await asyncio.open_connection(address.host, address.port)
     except OSError:
         return False
-    writer.close()
-    return True
+    try:
+        async with asyncio.timeout(KEPT):
+            await reader.read(1)
+        return False  # it sends nothing before CONNECT, so this was the end
+    except TimeoutError:
+        return True
+    except OSError:
+        return False
+    finally:
+        writer.close()
 
 
 def reason_of(error: Exception) -> str:

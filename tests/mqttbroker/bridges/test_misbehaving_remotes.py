@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -54,8 +55,20 @@ def wait_for_end(packets: Iterator[Packet]) -> None:
         pass
 
 
+def closes_at_once(peer: Peer) -> None:
+    pass
+
+
+def resets_at_once(peer: Peer) -> None:
+    peer.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
 def closes(peer: Peer) -> None:
     next(peer.packets())
+
+
+def accepts_and_closes(peer: Peer) -> None:
+    next(accepted(peer))
 
 
 def sends_garbage(peer: Peer) -> None:
@@ -155,6 +168,41 @@ def test_each_of_several_addresses_is_logged_once(start_broker: Start) -> None:
         here = start_broker(config=bridge_config(addresses, TOPICS, **QUICK))
         wait_until(lambda: listed(here)["there"]["failures"] > 6, 20.0)
         assert here.log.count("event=bridge_disconnected") == 2
+
+
+@pytest.mark.parametrize("round_robin", [False, True])
+def test_addresses_that_close_at_once_are_passed_over(start_broker: Start, round_robin: bool) -> None:
+    there = start_broker()
+    with ExitStack() as stack:
+        scripts = (closes_at_once, resets_at_once, closes, accepts_and_closes)
+        closing = [stack.enter_context(ScriptedBroker(script)) for script in scripts]
+        addresses = [f"mqtt://127.0.0.1:{port}" for port in (*(each.port for each in closing), there.port)]
+        options = {"reconnect_first": "1h", "reconnect_longest": "1h", "round_robin": round_robin}
+        here = start_broker(config=bridge_config(addresses, TOPICS, notifications="both", **options))
+        here.wait_for_log(f"event=bridge_connected bridge=there address=mqtt://127.0.0.1:{there.port} ")
+        with RawClient(there.port) as reader, RawClient(here.port) as client:
+            reader.connect("reader")
+            reader.subscribe("t/#")
+            client.connect("client")
+            assert client.publish("t/1", b"1", 2) == 0
+            assert reader.take().payload == b"1"
+            found = listed(here)["there"]
+            assert (found["connects"], found["failures"]) == (2, len(scripts))
+            here.terminate()
+
+
+def test_a_first_address_that_closes_at_once_does_not_get_the_bridge_back(start_broker: Start) -> None:
+    there = start_broker()
+    looks = threading.Semaphore(0)
+    with ScriptedBroker(lambda peer: looks.release()) as first:
+        addresses = [f"mqtt://127.0.0.1:{first.port}", f"mqtt://127.0.0.1:{there.port}"]
+        here = start_broker(config=bridge_config(addresses, TOPICS, **QUICK))
+        here.wait_for_log("event=bridge_connected ")
+        for _ in range(10):
+            assert looks.acquire(timeout=20.0)
+        found = listed(here)["there"]
+        assert (found["state"], found["connects"]) == ("connected", 1)
+        here.terminate()
 
 
 @contextmanager
