@@ -46,8 +46,6 @@ _NOT_CARRIED: Final = {
     "global_plugin": "see [plugin] and [http_callback] in docs/authentication.md",
     "http_api": "see [http]",
     "http_dir": "no files are served",
-    "log_dest": "lines go to stderr, for systemd or a container; log.audit_file has the audit log",
-    "log_facility": "lines go to stderr",
     "max_inflight_bytes": "limits.max_outbox_bytes and limits.max_total_in_flight_bytes are nearest",
     "max_qos": "all QoS are accepted",
     "message_size_limit": "limits.max_packet_size includes the header",
@@ -69,6 +67,16 @@ _NOT_CARRIED: Final = {
     "websockets_headers_size": "headers are bounded",
     "websockets_log_level": "see log.level",
 }
+
+
+# The same for values of log_dest.
+_LOG_DEST: Final = {
+    "dlt": "set log.to; the default is stderr",
+    "file": "set log.to and log.file; the default is stderr",
+    "none": "set log.level; errors are always logged",
+    "topic": "lines are not published; see sys_client_events",
+}
+_LOG_TO: Final = {"stderr": "stderr", "stdout": "stderr", "syslog": "syslog"}
 
 
 class Line(NamedTuple):
@@ -133,6 +141,12 @@ def _protocol(text: str) -> str:
     if text not in ("mqtt", "websockets"):
         raise ValueError("not mqtt or websockets")
     return "tcp" if text == "mqtt" else "ws"
+
+
+def _facility(text: str) -> str:
+    if text not in "01234567" or len(text) != 1:
+        raise ValueError("not 0 to 7")
+    return f"local{text}"
 
 
 Convert = Callable[[str], Any]
@@ -282,13 +296,27 @@ class _Reader:
             found.database = value
         elif option == "log_type":
             self._levels.append(_LEVELS.get(value, "error"))
+        elif option == "log_dest":
+            self._convert_log_dest(line, value)
+        elif option == "log_facility":
+            found.log["syslog_facility"] = _facility(value)
         elif option in _NOT_CARRIED:
-            if option != "log_dest" or value not in ("stderr", "stdout"):
-                self._refuse(line, f"{option}: {_NOT_CARRIED[option]}")
+            self._refuse(line, f"{option}: {_NOT_CARRIED[option]}")
         elif option.startswith(("auth_opt_", "plugin_opt_")):
             pass  # the plugin was named
         else:
             self._refuse(line, f"{option}: unknown")
+
+    def _convert_log_dest(self, line: Line, value: str) -> None:
+        kind = value.partition(" ")[0]
+        if kind in _LOG_TO:
+            to: List[str] = self._found.log.setdefault("to", [])
+            if _LOG_TO[kind] not in to:
+                to.append(_LOG_TO[kind])
+        elif kind in _LOG_DEST:
+            self._refuse(line, f"log_dest {kind}: {_LOG_DEST[kind]}")
+        else:
+            raise ValueError(f"not {', '.join(sorted([*_LOG_TO, *_LOG_DEST]))}")
 
     def _refuse(self, line: Line, reason: str) -> None:
         self._found.not_carried.append(NotCarried(str(line), reason))

@@ -142,6 +142,10 @@ persistent_client_expiration 2w
 max_keepalive 600
 log_type error
 log_type warning
+log_dest stdout
+log_dest syslog
+log_dest file /var/log/mosquitto.log
+log_facility 5
 autosave_interval 10
 listener 1883 0.0.0.0
 max_connections -1
@@ -164,8 +168,9 @@ flavour vanilla
     )
     result = run(path, "--to", tmp_path / "ours")
     assert result.stderr.splitlines() == [
-        f"{path}:23: mount_point: topics are the same at all listeners",
-        f"{path}:28: flavour: unknown",
+        f"{path}:13: log_dest file: set log.to and log.file; the default is stderr",
+        f"{path}:27: mount_point: topics are the same at all listeners",
+        f"{path}:32: flavour: unknown",
     ]
     assert result.returncode == 3 and "no database" in result.stdout
     settings = load_settings(tmp_path / "ours" / "mqttbroker.toml")
@@ -175,6 +180,7 @@ flavour vanilla
     assert (settings.limits.max_inflight, settings.limits.max_queued_messages) == (40, Limits().max_queued_messages)
     assert (settings.limits.max_session_expiry, settings.limits.max_keep_alive) == (14 * 86400, 600)
     assert (settings.sys_interval, settings.log.level) == (30, "warning")
+    assert (set(settings.log.to), settings.log.syslog_facility) == ({"stderr", "syslog"}, "local5")
     [cloud] = settings.bridges
     assert (cloud.name, cloud.addresses, cloud.version) == ("cloud", ("mqtt://example.org:1883",), "3.1.1")
     assert [(topic.filter, topic.direction, topic.qos) for topic in cloud.topics] == [("#", "out", 0)]
@@ -217,6 +223,8 @@ def test_settings_of_listeners(tmp_path: Path) -> None:
         ("\nlistener x\n", "2: listener x: invalid literal"),
         ("listener\n", "1: listener without a port"),
         ("persistent_client_expiration 5x\n", "1: persistent_client_expiration 5x: not a number with"),
+        ("log_dest paper\n", "1: log_dest paper: not dlt, file, none, stderr, stdout, syslog, topic"),
+        ("log_facility 8\n", "1: log_facility 8: not 0 to 7"),
         ("protocol mqttsn\n", "1: protocol mqttsn: not mqtt or websockets"),
         ("include_dir /nowhere\n", "1: /nowhere: not a directory"),
     ],
