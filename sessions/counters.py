@@ -24,6 +24,7 @@ CAUSES: Final[Tuple[str, ...]] = (
     "retained_full",
     "expired",
     "store_failed",
+    "no_member",
 )
 
 
@@ -44,6 +45,7 @@ class Drops:
         self.retained_full = 0
         self.expired = 0
         self.store_failed = 0
+        self.no_member = 0  # for a shared subscription on this core of a cluster, that has no permitted member on any core
 
 
 class Counters:

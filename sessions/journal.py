@@ -20,6 +20,7 @@ from sessions.producers import Producer
 from sessions.readers.partition_offsets import PartitionOffsets
 from sessions.rows import (
     EntryKey,
+    MarkRow,
     OffsetsRow,
     ProducerKey,
     ReaderRow,
@@ -140,6 +141,7 @@ class _Batch:
         self.deleted_readers: Dict[int, bool] = {}
         self.offsets: List[PartitionOffsets] = []
         self.offset_rows: List[OffsetsRow] = []  # of `offsets`, when the batch is closed
+        self.marks: Dict[int, MarkRow] = {}  # by log
         self.pages: List[PageRequest] = []
         self.queries: List[EntryQuery] = []
         self.gates: List[Gate] = []
@@ -351,6 +353,13 @@ class Journal:
             self._gathering.offsets.append(offsets)
             self._gathering.count_row(0)
 
+    def save_mark(self, row: MarkRow) -> None:
+        """Store how far a log of another shard was read, with everything of it that this batch has."""
+        batch = self._gathering
+        if row.log not in batch.marks:
+            batch.count_row(0)
+        batch.marks[row.log] = row
+
     def request_page(self, request: PageRequest) -> None:
         """Read a page after the commit of everything gathered so far."""
         self._gathering.pages.append(request)
@@ -445,6 +454,8 @@ class Journal:
                 offsets.changed = False
                 batch.offset_rows.append(offsets.row())
             write_set.offsets = batch.offset_rows
+        if batch.marks:
+            write_set.marks = list(batch.marks.values())
         write_set.pages = batch.pages
         write_set.queries = batch.queries
         write_set.after_failure = batch.after_failure
@@ -588,7 +599,8 @@ class Journal:
         """The batch with the writer was rolled back.
 
         New entries are refused: their gates fail. Everything else goes into the gathering batch, unless a newer
-        operation on the same key is there.
+        operation on the same key is there. In a batch with marks an entry without a gate may be of another shard's message, which
+        nobody sends again: it is kept.
         """
         batch = self._writing
         assert batch is not None
@@ -603,14 +615,20 @@ class Journal:
         self._retry(batch)
         # All entries are marked before the first session is notified, because it then searches for an entry to send.
         refused: List[Entry] = []
+        kept: List[Entry] = []
         for entry in written:
             gate = entry.gate
             if entry.disk == STORED:
+                if gate is None and batch.marks:
+                    kept.append(entry)
+                    continue
                 refused.append(entry)
             elif gate is not None:
                 entry.gate = None
                 gate.settle()
             entry.disk = GONE
+        if kept:
+            self._keep(kept)
         for entry in refused:
             entry.refused()
             gate = entry.gate
@@ -619,6 +637,15 @@ class Journal:
                 gate.fail()
         for gate in batch.gates:
             gate.fail()
+
+    def _keep(self, entries: List[Entry]) -> None:
+        """Put entries of a failed batch before those gathered since."""
+        new = self._gathering
+        for entry in entries:
+            entry.disk = PENDING
+            entry.message.id = 0
+            new.size += entry.message.size + MESSAGE_OVERHEAD
+        new.entries = entries + new.entries
 
     def _retry(self, old: _Batch) -> None:
         """Put the changes of a failed batch before those gathered since."""
@@ -658,6 +685,9 @@ class Journal:
             if not offsets.changed:
                 offsets.changed = True
                 new.offsets.append(offsets)
+        for log, mark in old.marks.items():
+            if log not in new.marks:
+                new.marks[log] = mark
         new.pages = old.pages + new.pages
         new.queries = old.queries + new.queries
         # Only a write shows that the store has recovered.

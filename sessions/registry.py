@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush
 from typing import Dict, List, Optional, Tuple
 
 from sessions.context import SessionContext
-from sessions.session import NEVER, Session
+from sessions.session import CORE_PREFIX, NEVER, Session
 from sessions.sorted_ids import SortedIds
 
 
@@ -22,6 +22,7 @@ class Registry:
         self.client_ids = SortedIds()  # the keys of `sessions`
         self.by_id: Dict[int, Session] = {}  # persistent sessions by row id
         self.next_session_id = next_session_id
+        self.has_cores = False  # sessions may stand for those of another core of a cluster
         self._ends: List[Tuple[float, str]] = []
 
     def __len__(self) -> int:
@@ -34,17 +35,24 @@ class Registry:
         """Create a session; it replaces the one of the same client id."""
         session_id = 0
         if persistent:
-            session_id = self.next_session_id
-            self.next_session_id += 1
+            session_id = self.new_id()
         if client_id not in self.sessions:
             self.client_ids.add(client_id)
         return self._insert(session_id, client_id)
+
+    def new_id(self) -> int:
+        """The id of one more row."""
+        session_id = self.next_session_id
+        self.next_session_id += 1
+        return session_id
 
     def load(self, session_id: int, client_id: str) -> Session:
         """Create the session of a row that was read from the store."""
         if client_id not in self.sessions:
             self.client_ids.load(client_id)
-        return self._insert(session_id, client_id)
+        session = self._insert(session_id, client_id)
+        session.remote = self.has_cores and client_id.startswith(CORE_PREFIX)
+        return session
 
     def _insert(self, session_id: int, client_id: str) -> Session:
         session = Session(self.context, session_id, client_id)

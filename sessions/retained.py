@@ -6,12 +6,17 @@ stored.
 
 from __future__ import annotations
 
-from typing import List, Optional, cast
+from typing import Final, List, Optional, cast
 
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.rows import RetainedRow
+from sessions.sorted_ids import SortedIds
+from topic_matcher.filters import has_wildcard, matches
 from topic_matcher.topic_tree import LevelScan, Scan, TopicTree
+
+
+_SYS: Final = "$SYS/"
 
 
 def message_from_row(row: RetainedRow) -> Message:
@@ -33,6 +38,7 @@ class Retained:
         self.payload_bytes = 0
         self.expiring = 0  # messages that have an expiry
         self._sweep: Optional[RetainedScan] = None
+        self._sorted: Optional[SortedIds] = None  # the topics but those of ``$SYS``, if there are to be `SortedScan`s
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -42,9 +48,15 @@ class Retained:
         """Levels at which topics differ, each an object of its own."""
         return self._tree.branches
 
+    def keep_sorted(self) -> None:
+        """Allow `sorted_scan`. To be called before any message but those of ``$SYS`` is added."""
+        self._sorted = SortedIds()
+
     def load(self, message: Message) -> None:
         """Add a message that was read from the store."""
         self._tree.set(message.topic, message)
+        if self._sorted is not None and not message.topic.startswith(_SYS):
+            self._sorted.load(message.topic)
         self._count(message, 1)
 
     def _count(self, message: Message, times: int) -> None:
@@ -68,10 +80,14 @@ class Retained:
         if message.payload:
             self._tree.set(topic, message)
             self._count(message, 1)
+            if self._sorted is not None and old is None and not topic.startswith(_SYS):
+                self._sorted.add(topic)
             if not volatile:
                 self._journal.set_retained(topic, message)
         elif old is not None:
             self._tree.pop(topic)
+            if self._sorted is not None and not topic.startswith(_SYS):
+                self._sorted.remove(topic)
             if not volatile:
                 self._journal.set_retained(topic, None)
         else:
@@ -84,6 +100,14 @@ class Retained:
     def scan(self, topic_filter: str) -> RetainedScan:
         """The messages that match a filter, to be read in parts."""
         return RetainedScan(self, self._tree.scan(topic_filter))
+
+    def sorted_scan(self, topic_filter: str, after: str) -> SortedScan:
+        """The messages but those of ``$SYS`` that match a filter, of topics greater than ``after``; "" = of all.
+
+        Only after `keep_sorted`.
+        """
+        assert self._sorted is not None
+        return SortedScan(self, self._sorted, topic_filter, after)
 
     def levels(self, prefix: Optional[str]) -> LevelScan:
         """The levels of topics after ``prefix`` and a slash, those of expired messages included; None = the first levels."""
@@ -98,6 +122,8 @@ class Retained:
         if self._tree.get(message.topic) is message:
             self._tree.pop(message.topic)
             self._count(message, -1)
+            if self._sorted is not None and not message.topic.startswith(_SYS):
+                self._sorted.remove(message.topic)
             self._journal.set_retained(message.topic, None)
 
     def sweep(self, visits: int, now: int) -> None:
@@ -141,3 +167,59 @@ class RetainedScan:
             else:
                 found.append(message)
         return found
+
+
+class SortedScan:
+    """The retained messages that match a filter, in the order of their topics.
+
+    So another process can continue it from `after` on, also one that has taken over from the process that began it.
+    """
+
+    def __init__(self, retained: Retained, topics: SortedIds, topic_filter: str, after: str) -> None:
+        self._retained = retained
+        self._topics = topics
+        self._filter = topic_filter
+        self.after = after  # no topic that is not greater will be found
+        self.done = False
+        end: int = len(topic_filter)
+        for wildcard in ("+", "#"):
+            position: int = topic_filter.find(wildcard)
+            if 0 <= position < end:
+                end = position
+        self._prefix = topic_filter[:end]  # of all topics that match, but for the parent level of "#"
+
+    def read(self, visits: int, now: int) -> List[Message]:
+        """The matching messages of the next ``visits`` (at least 1) topics, without those that have expired at ``now`` (µs
+        since the Unix epoch). An empty list is the end only if `done`."""
+        found: List[Message] = []
+        topic_filter = self._filter
+        prefix = self._prefix
+        if not has_wildcard(topic_filter):
+            if self.after < topic_filter:
+                self._add(topic_filter, now, found)
+            self.after = topic_filter
+            self.done = True
+            return found
+        parent: str = prefix[:-1] if len(prefix) + 1 == len(topic_filter) and topic_filter[-1] == "#" else ""
+        if parent and self.after < parent:  # [MQTT-4.7.1-2]
+            self._add(parent, now, found)
+            self.after = parent
+        topics = self._topics.at_least(prefix if self.after < prefix else self.after + "\0", visits)
+        for topic in topics:
+            if not topic.startswith(prefix):
+                self.done = True
+                return found
+            self.after = topic
+            if matches(topic_filter, topic):
+                self._add(topic, now, found)
+        self.done = len(topics) < visits
+        return found
+
+    def _add(self, topic: str, now: int, found: List[Message]) -> None:
+        message = self._retained.get(topic)
+        if message is None:
+            return
+        if message.expires_at != 0 and message.expires_at <= now:
+            self._retained.expire(message)
+        else:
+            found.append(message)

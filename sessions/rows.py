@@ -96,6 +96,19 @@ class OffsetsRow(NamedTuple):
     pending: bytes
 
 
+class MarkRow(NamedTuple):
+    """How far a shard of a cluster has routed the log of another shard, ``log``: all records before ``offset``, and the first
+    ``routed`` messages of that one. The other fields are the state of the log's view behind the records before ``offset``."""
+
+    log: int
+    offset: int
+    routed: int
+    epoch: int
+    owner: bytes
+    sequence: int
+    released: bool
+
+
 class QueueRow(NamedTuple):
     """The extent of one session's queue; ``size`` is the sum of `Message.size` over its entries."""
 

@@ -58,6 +58,14 @@ _NO_BYTES: Final = b""
 FREE_RECEIVED_IDS: Final = 16  # QoS 2 packet ids of a client that do not depend on those of others
 
 
+CORE_PREFIX: Final = "$core/"  # of the client id of a session that stands for those of another core; its shard follows
+
+
+def shard_of_core(client_id: str) -> int:
+    """The shard of the core for which a session with this client id stands."""
+    return int(client_id[len(CORE_PREFIX) :])
+
+
 def _text_memory(text: Optional[str]) -> int:
     return 0 if text is None else text_bytes(text)
 
@@ -101,6 +109,7 @@ class Session(DeliveryOwner):
         # Flags stand side by side, so that a compiled object has no gaps.
         self.received_on_disk = False  # the store may have more of `received`, not read yet
         self.ended = False
+        self.remote = False  # it stands for the sessions of another core of a cluster
         self.queue = MessageQueue(context, session_id)
         self.window = InFlightWindow(context.in_flight, context.limits.max_inflight, context.limits.max_inflight_unpersisted)
         self.paging: Optional[Paging] = None  # since the first page was requested

@@ -16,6 +16,7 @@ from sessions.rows import (
     EntryKey,
     EntryRow,
     EntryUpdate,
+    MarkRow,
     MessageRow,
     OffsetsRow,
     PageRow,
@@ -123,6 +124,8 @@ class WriteSet:
         ids, never used again; their offsets go too
     ``readers``, ``offsets``
         inserted, or replace the row with the same key
+    ``marks``
+        inserted, or replace the row with the same key; in a cluster only
     ``pages``, ``queries``
         read as of this commit, after it
     ``after_failure``
@@ -149,6 +152,7 @@ class WriteSet:
         self.deleted_readers: List[int] = []
         self.readers: List[ReaderRow] = []
         self.offsets: List[OffsetsRow] = []
+        self.marks: List[MarkRow] = []
         self.pages: List[PageRequest] = []
         self.queries: List[EntryQuery] = []
         self.after_failure = False
@@ -174,6 +178,7 @@ class WriteSet:
             or self.deleted_readers
             or self.readers
             or self.offsets
+            or self.marks
             or self.after_failure
         )
 

@@ -78,3 +78,33 @@ def test_expired_messages_are_skipped_and_deleted() -> None:
     one = retained.get("new")
     assert one is not None and retained.size == one.size
     assert journal.close_batch().deleted_retained == ["old"]
+
+
+def test_a_sorted_scan_continues_behind_any_topic() -> None:
+    retained = Retained(Journal(True))
+    retained.keep_sorted()
+    topics = ["a", "a!", "a/", "a/b", "a/b/c", "a/c", "ab", "b", "b/b"]
+    retained.load(message("a/c"))
+    for topic in (*reversed(topics), "$SYS/x", "a/gone", "a/gone"):
+        retained.set(message(topic), topic == "$SYS/x", None)
+    retained.set(message("a/gone", b""), False, None)
+    retained.set(message("a/old", expires_at=5), False, None)
+    for topic_filter, expected in {
+        "#": topics,
+        "a/#": ["a", "a/", "a/b", "a/b/c", "a/c"],
+        "+/b": ["a/b", "b/b"],
+        "+": ["a", "a!", "ab", "b"],
+        "a/b": ["a/b"],
+        "a/old": [],
+    }.items():
+        for after in ("", *topics):
+            found: list[str] = []
+            position = after
+            while True:
+                scan = retained.sorted_scan(topic_filter, position)  # as another process would
+                found += [one.topic for one in scan.read(2, 5)]
+                position = scan.after
+                if scan.done:
+                    break
+            assert found == [topic for topic in expected if topic > after], (topic_filter, after)
+    assert retained.get("a/old") is None and retained.expiring == 0
