@@ -6,7 +6,7 @@ They are published at once if that is little work. Otherwise they wait, in their
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Final, Optional
+from typing import Callable, Deque, Final, Optional
 
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.fan_out import TARGETS_PER_WORK, deliver
@@ -47,6 +47,7 @@ class BrokerMessages(LongWork):
         self._queue: Deque[BrokerMessage] = deque()
         self._iteration = 0  # of `Turns`, in which messages were published at once
         self._work = 0  # of these messages
+        self.on_will_published: Optional[Callable[[Session], None]] = None  # called for a will that had to wait
 
     @property
     def waiting(self) -> int:
@@ -64,9 +65,9 @@ class BrokerMessages(LongWork):
             self._publisher.retained.set(message, True, None)
         self._submit(BrokerMessage(message, None, True))
 
-    def publish_will(self, message: Message, session: Session) -> None:
-        """Publish a will in the name of its session, if the session may publish to the topic."""
-        self._submit(BrokerMessage(message, session, False))
+    def publish_will(self, message: Message, session: Session) -> bool:
+        """Publish a will in the name of its session, if the session may publish to the topic; false if it waits."""
+        return self._submit(BrokerMessage(message, session, False))
 
     def publish(self, message: Message, gate: Optional[Gate] = None) -> BrokerMessage:
         """Publish a message of an operator, now or later."""
@@ -74,7 +75,7 @@ class BrokerMessages(LongWork):
         self._submit(waiting)
         return waiting
 
-    def _submit(self, waiting: BrokerMessage) -> None:
+    def _submit(self, waiting: BrokerMessage) -> bool:
         turns = self._turns
         if self._iteration != turns.iteration:
             self._iteration = turns.iteration
@@ -84,11 +85,12 @@ class BrokerMessages(LongWork):
             before: int = router.work
             if self._publish(waiting):
                 self._work += MESSAGE_WORK + router.work - before
-                return
+                return True
         if waiting.session is not None:
             self._context.will_bytes += waiting.message.size
         self._queue.append(waiting)
         turns.add(self)
+        return False
 
     def step(self, budget: int) -> int:
         router = self._publisher.router
@@ -104,6 +106,8 @@ class BrokerMessages(LongWork):
             self._queue.popleft()
             if waiting.session is not None:
                 self._context.will_bytes -= waiting.message.size
+                if self.on_will_published is not None:
+                    self.on_will_published(waiting.session)
         return cost
 
     def _publish(self, waiting: BrokerMessage) -> bool:

@@ -63,7 +63,7 @@ class Clients:
         """
         if connection.state == CLOSED:
             return
-        was_connected = connection.state == CONNECTED
+        was_connected = connection.state == CONNECTED and not connection.is_link
         connection.state = CLOSED
         connection.acks.clear()
         connection.release_connect()
@@ -84,7 +84,7 @@ class Clients:
                 connection.username or "",
                 connection.terms.listener,
             )
-        elif reason:
+        elif reason and not connection.is_link:
             audit.info(
                 "event=refused client=%s address=%s reason=%s user=%s listener=%s",
                 connection.client_id,
@@ -95,6 +95,8 @@ class Clients:
             )
         if was_connected and self.on_disconnected is not None:
             self.on_disconnected(connection, reason)
+        if connection.is_link:
+            return
         session = connection.session
         pending = self.pending.get(connection.client_id)
         if pending is not None and pending.connection is connection:

@@ -9,7 +9,12 @@ import logging
 from collections import deque
 from typing import Deque, Dict, Final, List, Optional
 
-from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, QUOTA_EXCEEDED, UNSPECIFIED_ERROR
+from mqttbroker.codec.reason_codes import (
+    IMPLEMENTATION_SPECIFIC_ERROR,
+    QUOTA_EXCEEDED,
+    SERVER_UNAVAILABLE,
+    UNSPECIFIED_ERROR,
+)
 from mqttbroker.core.clients import Clients
 from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Connection
@@ -87,6 +92,17 @@ class Commits:
         else:
             self.journal.begin_settling()
         self._continue_answer()
+
+    def undecided(self) -> None:
+        """The store does not know for a long time whether the write set is stored: close the connections that wait for it.
+
+        No answer would be true. The write set stays with the store, which answers it when it knows.
+        """
+        for connection in list(self.clients.connections):
+            if connection.acks.length and not connection.closed:
+                connection.disconnect(UNSPECIFIED_ERROR, "the store does not answer")
+        for pending in list(self.clients.pending.values()):
+            self.connect_handler.refuse(pending.connection, SERVER_UNAVAILABLE, "the store does not answer")
 
     def read_done(self, queries: List[EntryQuery], pages: List[Page]) -> None:
         """The store has read the queries and pages of a write set that it had committed."""

@@ -36,6 +36,7 @@ from mqttbroker.core.clients import Clients
 from mqttbroker.core.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.fan_out import FanOut
 from mqttbroker.core.memory_stage import MemoryStage
+from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.policy import (
     BAN_IN_FORCE,
@@ -53,7 +54,7 @@ from mqttbroker.core.users import Users
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
-from sessions.session import NEVER, Session
+from sessions.session import CORE_PREFIX, NEVER, Session
 from sessions.will import SessionWill
 from topic_matcher.filters import text_bytes
 
@@ -91,6 +92,7 @@ class ConnectHandler:
         memory: MemoryStage,
     ) -> None:
         self.memory = memory
+        self.own_shard: Optional[OwnShard] = None  # of a core of a cluster
         self.journal = journal
         self.registry = registry
         self.router = router
@@ -200,6 +202,17 @@ class ConnectHandler:
         if allowed is None:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
             return
+        own_shard = self.own_shard
+        if own_shard is not None:
+            if assigned and connection.terms.assigns_any():
+                allowed = own_shard.fitted(allowed)
+            if allowed.startswith(CORE_PREFIX):
+                self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "client ids of this kind are for cores of the cluster")
+                return
+            if not own_shard.owns(allowed):
+                # Of an empty client id, the login or the listener made one.
+                self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "not available in a cluster: send the client id")
+                return
         client_id = connection.client_id = allowed
         if client_id.startswith(OF_BRIDGES) and not connection.terms.own_bridges:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "client ids of this kind are for bridges of the broker")
@@ -248,6 +261,8 @@ class ConnectHandler:
         pending.session = session
         self.clients.pending[client_id] = pending
         self.lifecycle.save(session, False)
+        if session.will is not None and self.lifecycle.stores_wills and self.journal.gated and not session.must_load:
+            self.journal.wait_for_commit(pending)
         if session.must_load:
             session.request_page()
         elif pending.pending == 0:
@@ -365,7 +380,7 @@ class ConnectHandler:
         connection.restricted = self.rules.restricts(session)
 
     def _old_session_deleted(self, pending: PendingConnect) -> None:
-        """The commit that deletes the discarded session has succeeded or failed."""
+        """The commit that deletes the discarded session, or stores the will, has succeeded or failed."""
         connection = pending.connection
         if connection.state != CONNECTING:
             return

@@ -66,6 +66,7 @@ class Connection(ClientConnection):
         # Flags and small numbers stand side by side, so that a compiled object has no gaps.
         self.restricted = True  # the rules are asked before a PUBLISH is accepted
         self.problem_information = True
+        self.is_link = False  # to another core of a cluster, and no client
         self.bridge = False  # of a broker that cannot ask for No Local and Retain As Published
         self.flush_requested = False
         self.halted = False  # no more packets are handled in this iteration of the event loop
@@ -108,6 +109,8 @@ class Connection(ClientConnection):
     def blocked(self) -> bool:
         """Whether nothing is to be read from the client for now."""
         if self.state == CONNECTED:
+            if self.is_link:  # what it is sent is bounded, and two cores that do not read would wait for each other
+                return self.halted or self.commits.backlogged
             outbound = self.outbound
             unsent = self.outbox.control_bytes
             return (

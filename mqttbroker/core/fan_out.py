@@ -38,6 +38,8 @@ def deliver(
         connection = session.connection
         if connection is not None:
             cast(Connection, connection).send_at_most_once(outgoing, retain, target.subscription_ids)
+        elif session.remote:
+            session.drops().slow_subscriber += 1
         return
     if session.ended:  # its subscriptions are being removed
         return

@@ -7,7 +7,7 @@ come other connected members, and last members whose persistent session stores t
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Callable, Final, List, Optional
+from typing import Callable, Final, List, Optional, cast
 from zlib import crc32
 
 from mypy_extensions import i64
@@ -55,6 +55,23 @@ class Member(Target):
         self.client_id_hash: i64 = crc32(subscription.session.client_id.encode("utf-8"))
 
 
+class RemoteMember(Member):
+    """A member whose session is on another core of a cluster; `session` stands for it, and is never connected.
+
+    ``connected`` is false also while there is no link to the core. A ``persistent`` one can be given messages at any time, at
+    QoS 1 and 2.
+    """
+
+    def __init__(self, subscription: Subscription, shard: int, client_id_hash: int) -> None:
+        super().__init__(subscription)
+        self.shard = shard
+        self.client_id_hash = client_id_hash
+        self.connected = False
+        self.available = False  # connected, with room in the outbox and in the in-flight window, when last heard of
+        self.persistent = True
+        self.load = 0  # messages that it has not acknowledged: those last heard of, and those given to it since
+
+
 class Group:
     """A shared subscription, or a copy of one with the members that may read a topic."""
 
@@ -65,6 +82,12 @@ class Group:
         self.persistent_members = 0  # members whose session stores its messages
         self.original: Optional[Group] = None  # of a copy, the group that it was made of
         self.cursor = 0  # where the next choice starts
+        self.local: Optional[Group] = None  # in a cluster, the same without remote members, once `local_members` has made it
+
+    @property
+    def full_name(self) -> str:
+        """The filter as in SUBSCRIBE."""
+        return f"$share/{self.name}/{self.topic_filter}"
 
     @property
     def complete(self) -> Group:
@@ -80,6 +103,8 @@ class Group:
             connection = session.connection
             if connection is not None and connection.ready and session.window.is_open:
                 return True
+            if session.remote and cast(RemoteMember, member).available:
+                return True
         return False
 
     def add(self, member: Member) -> None:
@@ -87,8 +112,10 @@ class Group:
         old = self.member(member.session)
         if old is not None:
             self.members[self.members.index(old)] = member
+            self.local = None
             return
         self.members.append(member)
+        self.local = None
         if member.session.id != 0:
             self.persistent_members += 1
 
@@ -96,8 +123,34 @@ class Group:
         member = self.member(session)
         if member is not None:
             self.members.remove(member)
+            self.local = None
             if session.id != 0:
                 self.persistent_members -= 1
+
+    def replace_remote(self, shard: int, members: List[RemoteMember]) -> None:
+        """Have these members, and no others, on the core of a shard."""
+        kept: List[Member] = []
+        self.persistent_members = 0
+        for member in self.members:
+            if not member.session.remote or cast(RemoteMember, member).shard != shard:
+                kept.append(member)
+        kept.extend(members)
+        for member in kept:
+            if member.session.id != 0:
+                self.persistent_members += 1
+        self.members = kept
+        self.local = None
+
+    def local_members(self) -> Group:
+        """The group as it is on this core alone, with a cursor of its own."""
+        local = self.local
+        if local is None:
+            local = Group(self.name, self.topic_filter)
+            for member in self.members:
+                if not member.session.remote:
+                    local.members.append(member)
+            self.local = local
+        return local
 
     def member(self, session: Session) -> Optional[Member]:
         for member in self.members:
@@ -134,6 +187,13 @@ class RoundRobin(Strategy):
                     complete.cursor = (cursor + offset) % count
                     return member
                 if fallback is None or fallback.session.connection is None:
+                    fallback = member
+            elif session.remote:
+                remote = cast(RemoteMember, member)
+                if remote.available:
+                    complete.cursor = (cursor + offset) % count
+                    return member
+                if fallback is None and (remote.connected or remote.persistent):
                     fallback = member
             elif fallback is None and session.id != 0 and not session.ended:
                 fallback = member
@@ -185,10 +245,16 @@ class LeastLoaded(Strategy):
         while offset < count:
             member = members[(complete.cursor + offset) % count]
             offset += 1
-            if chosen is None or member.session.queued_messages < chosen.session.queued_messages:
+            if chosen is None or _load(member) < _load(chosen):
                 chosen = member
         complete.cursor += 1
+        if chosen is not None and chosen.session.remote:
+            cast(RemoteMember, chosen).load += 1
         return chosen
+
+
+def _load(member: Member) -> int:
+    return cast(RemoteMember, member).load if member.session.remote else member.session.queued_messages
 
 
 def _candidates(group: Group) -> List[Member]:
@@ -199,7 +265,15 @@ def _candidates(group: Group) -> List[Member]:
     for member in group.members:
         session = member.session
         connection = session.connection
-        if connection is None:
+        if session.remote:
+            remote = cast(RemoteMember, member)
+            if remote.available:
+                available.append(member)
+            elif remote.connected:
+                connected.append(member)
+            elif remote.persistent:
+                persistent.append(member)
+        elif connection is None:
             if session.id != 0 and not session.ended:
                 persistent.append(member)
         elif connection.ready and session.window.is_open:

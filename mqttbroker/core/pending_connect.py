@@ -13,7 +13,8 @@ from sessions.session import Session
 class PendingConnect(Gate):
     """A CONNECT that waits for the authenticator or the store.
 
-    As a gate it waits for the commit that deletes the discarded session of its client id; then `on_opened` is called.
+    As a gate it waits for the commit that deletes the discarded session of its client id, and in a cluster stores its will;
+    then `on_opened` is called.
     """
 
     def __init__(

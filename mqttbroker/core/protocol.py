@@ -88,6 +88,10 @@ class Protocol:
             self._publish_handler = handler
         return handler
 
+    def use_publish_handler(self, handler: PublishHandler) -> None:
+        """Have another handler for PUBLISH packets, before the first one."""
+        self._publish_handler = handler
+
     # -- allowed packets --------------------------------------------------------
 
     def check_allowed(self, packet_type: i64) -> None:
@@ -234,7 +238,9 @@ class Protocol:
             if packet.version == 3 or (packet.version == 4 and not packet.clean_start):
                 self.broker.connect_handler.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "empty client id")
                 return
-            connection.client_id = self.new_client_id()
+            own_shard = self.broker.connect_handler.own_shard
+            client_id = self.new_client_id()
+            connection.client_id = client_id if own_shard is None else own_shard.fitted(client_id)
         self.broker.connect_handler.connect(connection, packet)
 
     def _disconnect(self, session: Session, packet: Disconnect) -> None:

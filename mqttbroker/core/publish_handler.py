@@ -56,6 +56,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import ALIAS_BYTES, Connection
 from mqttbroker.core.denials import NOT_ALLOWED
 from mqttbroker.core.fan_out import deliver
+from mqttbroker.core.groups import Target
 from mqttbroker.core.long_packet import total_size
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.route import Route, is_reserved
@@ -67,6 +68,7 @@ from sessions.window import SharedInFlight
 _MAX_DECISIONS: Final = 1000  # topics for which a connection caches whether its client may publish to them
 _MAX_DECISION_TOPIC: Final = 256  # characters; decisions on longer topics are not cached
 _MAX_CACHED_PROPERTIES: Final = 512  # bytes; longer properties are decoded each time
+VERSION_4_PUBLISH: Final = b"\x38"  # the first byte, over links only, of a QoS 0 PUBLISH without properties (DUP is not used at QoS 0)
 _NO_ALIASES: Final[Dict[int, bytes]] = {}  # shared by the clients that have set none; stays empty
 
 
@@ -148,7 +150,11 @@ class PublishHandler:
             if self._rejects(route, first, packet_id, end - payload):
                 return True
         if first == 0x30 and route.direct:
-            self._forward_qos0(data[start:end], rest - start, payload - start, route, properties, more)
+            targets = route.targets_for(connection.session)
+            if route.remotes:
+                targets = targets + route.remotes
+            packet = data[start:end]
+            self._forward_qos0(packet, rest - start, payload - start, connection.version, route, targets, properties, more)
             return True
         if qos:
             if route.remaining_length != end - body:
@@ -177,13 +183,13 @@ class PublishHandler:
         packet: bytes,
         properties_start: i64,
         payload: i64,
+        version: i64,
         route: Route,
+        targets: List[Target],
         properties: Optional[PublishProperties],
         more: Optional[List[bytes]],
     ) -> None:
-        """``packet`` is the whole packet, in which ``properties_start`` and ``payload`` are positions."""
-        publisher = self.connection
-        version: i64 = publisher.version
+        """``packet`` is the whole packet, of protocol ``version``, in which ``properties_start`` and ``payload`` are positions."""
         size: i64 = len(packet)
         if more is not None:
             size += total_size(more)
@@ -191,9 +197,12 @@ class PublishHandler:
             self.broker.router.work += route.work
         outgoing: Optional[Outgoing] = None
         after_length: bytes = NO_BYTES
-        for target in route.targets_for(publisher.session):
+        over_link: bytes = NO_BYTES
+        for target in targets:
             receiver = target.session.connection
             if receiver is None:
+                if target.session.remote:
+                    target.session.drops().slow_subscriber += 1
                 continue
             connection = cast(Connection, receiver)
             if target.zero_copy and connection.zero_copy_version == version:
@@ -211,6 +220,11 @@ class PublishHandler:
                         after_length = packet[properties_start + 1 :]
                     connection.send_publish_aliased(0, route.topic_bytes, 0, properties_size, after_length)
                     continue
+            if connection.is_link and version < 5 and more is None:
+                if not over_link:
+                    over_link = VERSION_4_PUBLISH + packet[1:]
+                connection.send_publish(over_link, size - payload, True)
+                continue
             if outgoing is None:
                 whole = packet if more is None else b"".join((packet, *more))
                 message = self._message(route, whole[payload:], 0x30, properties)
@@ -396,7 +410,7 @@ class PublishHandler:
                 acks.submit(gate)
                 return
             session.add_received(packet_id, False)
-        if connection.version >= 5 and not route.matched:
+        if connection.version >= 5 and not route.matched and not route.logged:
             gate.reason_code = NO_MATCHING_SUBSCRIBERS
         publisher.publish(outgoing, route, session, gate if journal.gated else None)
         if message.qos == 2 and session.id != 0 and (gate.pending > 0 or not journal.gated):

@@ -7,17 +7,21 @@ QoS than it was granted [MQTT-3.8.4-8].
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Final, List, Optional, cast
 from zlib import crc32
+
+from mypy_extensions import mypyc_attr
 
 from mqttbroker.codec.properties import user_property
 from mqttbroker.core.deduplication import Deduplication
 from mqttbroker.core.fan_out import FanOut, deliver
-from mqttbroker.core.groups import Group, Member
+from mqttbroker.core.groups import Group, Member, RemoteMember
 from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.outgoing import Outgoing
 from mqttbroker.core.policy import Rules
+from mqttbroker.core.retained_shards import RetainedShards
 from mqttbroker.core.route import Route, StreamSink
 from mqttbroker.core.router import Router
 from mqttbroker.core.terms import BrokerTerms
@@ -31,8 +35,18 @@ from sessions.retained import Retained
 from sessions.session import Session
 
 REDISTRIBUTED_AT_ONCE: Final = 200  # queued messages of a session that leaves shared subscriptions
+BUS: Final = ""  # the name of the published messages that all shards of a cluster read, in the place of a stream's
 PASS_ON_WORK: Final = 4  # of one of them
 MEMBERS_PER_WORK: Final = 16  # of a shared subscription, of which one is chosen
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class SharedLink:
+    """The way to members of shared subscriptions on other cores of a cluster, at QoS 0."""
+
+    @abstractmethod
+    def send_shared(self, shard: int, group: Group, outgoing: Outgoing) -> None:
+        """Send a message to the core of a shard, which gives it to a member; or drop it."""
 
 
 class Publisher:
@@ -61,6 +75,8 @@ class Publisher:
         self.deduplication = deduplication
         self.turns = turns
         self.fan_out = FanOut(self.journal, turns)
+        self.retained_shards: Optional[RetainedShards] = None  # in a cluster
+        self.shared_link: Optional[SharedLink] = None  # in a cluster
 
     def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
         """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored.
@@ -75,22 +91,85 @@ class Publisher:
             streams = self.deduplication.streams_for(route, message, username, gate)
             if not streams:
                 return
+        self.distribute(outgoing, route, publisher, gate)
+        for group in route.groups:
+            member = self.router.strategy.choose(group, message.topic)
+            if member is not None:
+                self._give(member, outgoing, gate, publisher, group.complete)
+        if route.remotes and message.qos == 0:
+            for target in route.remotes:
+                deliver(target, outgoing, None, None)
+        for sink in streams:
+            self._append(sink, message, gate)
+        if route.logged and (message.qos or message.retain):
+            self.journal.append_to_stream(BUS, 0, message)
+            if gate is not None:
+                self.journal.wait_for_commit(gate)
+        if message.retain and not route.to_queue:
+            shards = self.retained_shards
+            if shards is None:
+                self.retained.set(message, False, gate)
+            else:
+                shards.published(message, gate)
+
+    def distribute(
+        self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]
+    ) -> None:
+        """Hand a message to the targets of its route; if that is `large`, only while `fan_out` is done."""
         if route.large:
             self.fan_out.begin(outgoing, route.targets, publisher, gate)
         else:
             for target in route.targets_for(publisher):
                 deliver(target, outgoing, gate, publisher)
-        for group in route.groups:
-            member = self.router.strategy.choose(group, message.topic)
-            if member is not None:
-                deliver(member, outgoing, gate, publisher, group.complete)
-        for sink in streams:
-            self._append(sink, message, gate)
-        if message.retain and not route.to_queue:
-            self.retained.set(message, False, gate)
+
+    def _give(
+        self,
+        member: Member,
+        outgoing: Outgoing,
+        gate: Optional[Gate],
+        publisher: Optional[Session],
+        group: Group,
+    ) -> None:
+        """Hand a message to a member of a shared subscription, who may be on another core of a cluster."""
+        if not member.session.remote:
+            deliver(member, outgoing, gate, publisher, group)
+            return
+        shard = cast(RemoteMember, member).shard
+        if outgoing.message.qos == 0:
+            if self.shared_link is not None:
+                self.shared_link.send_shared(shard, group, outgoing)
+            return
+        # In the log: the other core stores it with the position behind it, so that it is given to one member once.
+        self.journal.append_to_stream(group.full_name, shard, outgoing.message)
+        if gate is not None:
+            self.journal.wait_for_commit(gate)
+
+    def give_to_group(self, key: str, message: Message) -> bool:
+        """Give a member of this core a message that another core chose it for; ``key`` is the name and filter of the group.
+
+        If all members here have left, one of another core gets it. False if there is none that may read it.
+        """
+        router = self.router
+        group: Optional[Group] = router.groups.get(key)
+        if group is None:
+            return False
+        local = group.local_members()
+        topic = message.topic
+        left = True
+        for member in local.members:
+            if not member.session.ended:
+                left = False
+                break
+        chosen = router.strategy.choose(router.permitted(group if left else local, topic), topic)
+        if chosen is None:
+            return False
+        self._give(chosen, Outgoing(topic.encode("utf-8"), message, self.outbound.clock.now), None, None, group)
+        return True
 
     def retained_full(self, topic: str, size: int) -> bool:
-        """Whether retaining a message of ``size`` bytes would exceed a limit."""
+        """Whether retaining a message of ``size`` bytes would exceed a limit of this core."""
+        if self.retained_shards is not None and not self.retained_shards.kept_here(topic):
+            return False
         retained = self.retained
         old = retained.get(topic)
         if old is None and len(retained) >= self.terms.max_retained_messages:
@@ -147,11 +226,7 @@ class Publisher:
             member = self.router.strategy.choose(self.router.permitted(group, topic), topic)
             if member is None or member.session is session:
                 continue
-            if session.id != 0 and (
-                member.session.connection is None
-                or member.session.id == 0
-                or member.session.queue.full(entry.message.size)
-            ):
+            if session.id != 0 and not _takes_stored(member, entry):
                 continue  # it would not be sent sooner, would not be on disk any more, or would be dropped
             self._deliver_again(entry, member, group)
             session.withdraw(entry)
@@ -171,7 +246,7 @@ class Publisher:
         # A copy, because the store knows the message under the leaving session's entry.
         message = entry.message.copy()
         outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
-        deliver(member, outgoing, entry.gate, None, group)
+        self._give(member, outgoing, entry.gate, None, group)
 
     def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
         rule = sink.rule
@@ -201,6 +276,15 @@ class _Redistribution(LongWork):
         while cost < budget and not self.done:
             cost += self._publisher.pass_on(self._in_flight.pop() if self._in_flight else self._queue.pop())
         return cost
+
+
+def _takes_stored(member: Member, entry: Delivery) -> bool:
+    """Whether a member would be sent a message now that is stored for another, and have it stored."""
+    session = member.session
+    if session.remote:
+        remote = cast(RemoteMember, member)
+        return remote.connected and remote.persistent
+    return session.connection is not None and session.id != 0 and not session.queue.full(entry.message.size)
 
 
 def partition_key(key: str, message: Message) -> bytes:

@@ -44,6 +44,14 @@ class ReplaySource:
     def done(self) -> bool:
         """Whether `read` has returned all messages."""
 
+    @property
+    def waiting(self) -> bool:
+        """Whether `read` has nothing until another process has answered; `Turns.wake` is called then."""
+        return False
+
+    def close(self) -> None:
+        """The source is read no more."""
+
     @abstractmethod
     def read(self, budget: int, now: int) -> List[Message]:
         """The next messages, found at a cost of about ``budget`` (at least 1); possibly none though not `done`.
@@ -63,6 +71,9 @@ class ReplaySources:
     @abstractmethod
     def open(self, topic_filter: str) -> ReplaySource:
         """The messages that match a valid filter without ``$share``."""
+
+    def tick(self) -> None:
+        """Called about once a second."""
 
 
 class RetainedSource(ReplaySource):
@@ -117,7 +128,9 @@ class Replays:
         replay = Replay(self.sources, self.rules, connection, session)
         if replay.ready:
             replay.step(BUSY_BUDGET)
-        if not replay.done:
+        if replay.done:
+            replay.close()
+        else:
             self._active[connection] = replay
             connection.request_flush()
 
@@ -139,6 +152,7 @@ class Replays:
                     del self._active[connection]
                     self._active[connection] = replay
             if replay.done:
+                replay.close()
                 del self._active[connection]
             if left <= 0:
                 break
@@ -149,6 +163,7 @@ class Replays:
 
         Otherwise clients that do not read would keep retained messages in memory that were replaced.
         """
+        self.sources.tick()
         if not self._to_sweep:
             self._to_sweep = list(self._active)
         while self._to_sweep and visits > 0:
@@ -185,9 +200,12 @@ class Replay:
 
     @property
     def ready(self) -> bool:
-        """Whether the client accepts more: it reads, and has no older messages waiting."""
+        """Whether there may be something to send, and the client accepts more: it reads, and has no older messages waiting."""
         connection = self.connection
         session = self.session
+        source = self._source
+        if source is not None and not self._unsent and source.waiting:
+            return False
         return (
             connection.ready
             and not connection.outbox.writing_paused
@@ -224,6 +242,7 @@ class Replay:
             return 1
         source = self._source
         if source is None or subscription is not self._subscription:
+            self.close()
             self._subscription = subscription
             self._unsent.clear()
             source = self.sources.open(subscription.topic_filter)
@@ -237,8 +256,14 @@ class Replay:
         sent = self._send(subscription, source, budget, just_read)
         if source.done and not self._unsent:
             session.retained_sent()
-            self._source = None
+            self.close()
         return max(visited, sent)
+
+    def close(self) -> None:
+        """Nothing more is read from the source."""
+        if self._source is not None:
+            self._source.close()
+            self._source = None
 
     def _send(self, subscription: Subscription, source: ReplaySource, budget: int, just_read: bool) -> int:
         """Send unsent messages while the client accepts them and the budget lasts; returns the cost.

@@ -71,6 +71,7 @@ class Route:
         self.size: int = 0
         self.targets: List[Target] = []
         self.has_targets = False  # still true when `discard` has dropped them
+        self.remotes: List[Target] = []  # other cores of a cluster, for messages at QoS 0
         self.groups: List[Group] = []
         self.streams: List[StreamSink] = []
         self.deduplicated = False  # a stream recognises repeats
@@ -78,8 +79,9 @@ class Route:
         self.large = False  # more than `LARGE_ROUTE` targets: neither `direct` nor `unpersisted`
         self.work: i64 = 0  # of one message to all targets, in units of `Router.work`
         self.direct = True  # no recipients but `targets`
-        self.durable = False  # a stream, a group or a persistent session may store the message
-        self.unpersisted = True  # neither a stream nor a session in `targets` stores it; a member of `groups` may
+        self.durable = False  # `logged`, or a stream, a group or a persistent session may store the message
+        self.logged = False  # other shards of a cluster read all messages but those at QoS 0 without the RETAIN flag
+        self.unpersisted = True  # not `logged`, and neither a stream nor a session in `targets` stores it; a member of `groups` may
         # The header of the last QoS 1 or 2 PUBLISH. Messages of a topic often have the same length, and then the
         # same header: Remaining Length and topic, and these after the first byte for QoS 1 and for QoS 2.
         self.remaining_length = -1
@@ -108,7 +110,7 @@ class Route:
 
     @property
     def matched(self) -> bool:
-        return self.has_targets or bool(self.groups) or bool(self.streams)
+        return self.has_targets or bool(self.groups) or bool(self.streams) or bool(self.remotes)
 
     def discard(self) -> None:
         """The route is no longer valid: drop its targets, so that no reference to it keeps ended sessions in memory.
@@ -117,6 +119,7 @@ class Route:
         """
         self.revision = -1
         self.targets = _NO_TARGETS
+        self.remotes = _NO_TARGETS
 
     def names_ended_session(self) -> bool:
         for target in self.targets:
@@ -156,7 +159,7 @@ def permitted_members(rules: Optional[Rules], group: Group, topic: str) -> Group
     permitted = Group(group.name, group.topic_filter)
     permitted.original = group
     for member in group.members:
-        if rules.may_read(member.session, topic):
+        if member.session.remote or rules.may_read(member.session, topic):  # the other core asks its rules
             permitted.add(member)
     return group if len(permitted.members) == len(group.members) else permitted
 
@@ -178,6 +181,7 @@ class RouteBuild:
         self._targets: Dict[Session, Target] = {}
         self._denied: Dict[Session, bool] = {}
         self._identifiers: Dict[Target, bytearray] = {}
+        self._has_remotes = False
         self._merged = 0  # values of the search that are in targets
         self._merged_without = 0  # the same for the targets without No Local subscriptions
         route_bytes: int = _ROUTE_BYTES + text_bytes(topic)
@@ -228,7 +232,9 @@ class RouteBuild:
         target = self._targets.get(session)
         if target is None:
             rules = self._rules
-            if rules is not None:
+            if session.remote:
+                self._has_remotes = True
+            elif rules is not None:
                 if session in self._denied:
                     return 1
                 cost += _RULES_WORK
@@ -265,7 +271,7 @@ class RouteBuild:
             identifiers += b"\x0b" + encode_varint(subscription.identifier)
             self._route.size += 5
 
-    def finish(self, streams: List[StreamSink], queue_topic: Optional[QueueTopic]) -> Route:
+    def finish(self, streams: List[StreamSink], queue_topic: Optional[QueueTopic], clustered: bool = False) -> Route:
         """The route, when the build is done; not for sessions that ended meanwhile."""
         route = self._route
         if queue_topic is not None:
@@ -281,10 +287,14 @@ class RouteBuild:
             if sink.rule.producers:
                 route.deduplicated = True
         route.size += _TARGET_BYTES * len(streams)
-        route.unpersisted = not streams
+        route.logged = clustered and queue_topic is None and not self.topic.startswith("$SYS/")
+        route.unpersisted = not streams and not route.logged
         targets = list(self._targets.values())
         if self.changed:
             targets = [target for target in targets if not target.session.ended]
+        if self._has_remotes:
+            route.remotes = [target for target in targets if target.session.remote]
+            targets = [target for target in targets if not target.session.remote]
         for target in targets:
             if target.session.id != 0:
                 route.unpersisted = False

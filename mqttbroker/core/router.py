@@ -16,7 +16,7 @@ from mypy_extensions import i64
 
 from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
-from mqttbroker.core.groups import Group, Member, Strategy
+from mqttbroker.core.groups import Group, Member, RemoteMember, Strategy
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.route import (
     BUILD_WORK,
@@ -132,6 +132,7 @@ class Router:
         self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
         self.streams: List[StreamRule] = []
+        self.clustered = False  # routes are `Route.logged`
         self.queues: Dict[str, str] = {}  # the streams of the queues that clients may publish to, by name
         self._sweep_budget = 0  # less than 0 after a visit to a long route
         self._stream_trie = SubscriptionTrie()
@@ -182,6 +183,19 @@ class Router:
             self._builds[publisher] = build
         return None
 
+    def first_wanted(self, topics: List[bytes], start: int) -> int:
+        """The index, from ``start`` on, of the first topic that may have a target; the number of topics if there is none."""
+        cache = self.cache
+        revision = self.revision
+        index: int = start
+        count: int = len(topics)
+        while index < count:
+            route = cache.get(topics[index])
+            if route is None or route.has_targets or route.revision != revision:
+                break
+            index += 1
+        return index
+
     def _cached(self, topic_bytes: bytes) -> Optional[Route]:
         """The cached route; None if there is none that is valid."""
         route = self.cache.get(topic_bytes)
@@ -211,7 +225,7 @@ class Router:
         """
         queue_topic = self.queue_topic(build.topic) if self.queues else None
         if queue_topic is None:
-            route = build.finish(self._streams_of(build.topic, build.topic_bytes), None)
+            route = build.finish(self._streams_of(build.topic, build.topic_bytes), None, self.clustered)
         else:
             sink = self._sink(queue_topic.rule, queue_topic.topic.encode("utf-8"))
             route = build.finish([sink], queue_topic)
@@ -311,6 +325,25 @@ class Router:
     def join(self, name: str, topic_filter: str, subscription: Subscription) -> None:
         """Add or replace a session's membership of a shared subscription."""
         key = f"{name}/{topic_filter}"
+        group = self._group(name, topic_filter)
+        group.add(Member(subscription))
+        if self.rules is not None:  # then routes hold copies of the group
+            self._invalidate(topic_filter)
+
+    def join_remote(self, name: str, topic_filter: str, shard: int, members: List[RemoteMember]) -> None:
+        """Have these members of a shared subscription, and no others, on the core of a shard."""
+        if not members and f"{name}/{topic_filter}" not in self.groups:
+            return
+        group = self._group(name, topic_filter)
+        group.replace_remote(shard, members)
+        if not group.members:
+            self._remove_group(group)
+        if not group.members or self.rules is not None:
+            self._invalidate(topic_filter)
+
+    def _group(self, name: str, topic_filter: str) -> Group:
+        """The shared subscription, which is made if there is none."""
+        key = f"{name}/{topic_filter}"
         group = self.groups.get(key)
         if group is None:
             group = Group(name, topic_filter)
@@ -318,23 +351,24 @@ class Router:
             self._groups_of.setdefault(topic_filter, []).append(group)
             self._trie.insert(topic_filter, group, group)
             self._invalidate(topic_filter)
-        group.add(Member(subscription))
-        if self.rules is not None:  # then routes hold copies of the group
-            self._invalidate(topic_filter)
+        return group
+
+    def _remove_group(self, group: Group) -> None:
+        topic_filter = group.topic_filter
+        del self.groups[f"{group.name}/{topic_filter}"]
+        self._groups_of[topic_filter].remove(group)
+        if not self._groups_of[topic_filter]:
+            del self._groups_of[topic_filter]
+        self._trie.remove(topic_filter, group)
 
     def leave(self, name: str, topic_filter: str, session: Session) -> None:
         """End a session's membership of a shared subscription."""
-        key = f"{name}/{topic_filter}"
-        group = self.groups.get(key)
+        group = self.groups.get(f"{name}/{topic_filter}")
         if group is None:
             return
         group.remove(session)
         if not group.members:
-            del self.groups[key]
-            self._groups_of[topic_filter].remove(group)
-            if not self._groups_of[topic_filter]:
-                del self._groups_of[topic_filter]
-            self._trie.remove(topic_filter, group)
+            self._remove_group(group)
         if not group.members or self.rules is not None:
             self._invalidate(topic_filter)
 

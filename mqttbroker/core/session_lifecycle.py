@@ -56,6 +56,13 @@ class SessionLifecycle:
         self.users = users
         self.wills = Wills(registry, messages, clock)
         self.expired = 0  # sessions that ended by their expiry interval
+        # In a cluster, where another process publishes the wills of one that was killed.
+        self.stores_wills = False
+        self.paused = False  # until a message reaches all others: no will is published, and no session ends, by time
+        # By client id: sessions whose row is changed when their will, which waits, was published. So it is in one commit
+        # with the message.
+        self._unsaved: Dict[str, _Unsaved] = {}
+        messages.on_will_published = self._will_published
 
     @property
     def now(self) -> float:
@@ -77,25 +84,34 @@ class SessionLifecycle:
         session.connection = None
         self.publisher.redistribute(session)
         session.detach(self.now)
-        if not with_will:
+        will = session.will
+        if will is not None and not with_will:
+            if will.row_id:
+                self.journal.delete_session(will.row_id)
             session.set_will(None)  # [MQTT-3.1.2-10]
+            will = None
         if session.expiry_interval == 0:
             self.end(session)
             return
-        will = session.will
+        saved: bool = True
         if will is not None:
             if will.delay == 0:
-                self.wills.publish(session)
+                saved = self.wills.publish(session)
             else:
                 will.due = self.now + will.delay
                 self.wills.schedule(session)
         self.registry.schedule_end(session)
-        self.save(session, True)
+        self.save_published(session, saved)
 
     def end(self, session: Session) -> None:
         """Delete a session; a disconnected one's will is published [MQTT-3.1.2-8]."""
-        if session.connection is None:
-            self.wills.publish(session)
+        row_id: int = session.id
+        if session.will is not None and row_id == 0:
+            row_id = session.will.row_id
+        unsaved = self._unsaved.get(session.client_id)
+        published: bool = unsaved is None or unsaved.session is not session
+        if session.connection is None and not self.wills.publish(session):
+            published = False
         removed = list(session.subscriptions.values())
         session.subscriptions.clear()
         self.users.session_removed(session.username)
@@ -108,36 +124,82 @@ class SessionLifecycle:
         else:
             self.waiting_removals += len(removed)
             self.turns.add(_Removal(self, removed))
-        if session.id != 0:
-            self.journal.delete_session(session.id)
+        if row_id != 0:
+            self._forget_unsaved(session.client_id, row_id)
+            if published:
+                self.journal.delete_session(row_id)
+            else:
+                self._unsaved[session.client_id] = _Unsaved(session, row_id)
 
     def save(self, session: Session, disconnected: bool) -> None:
-        """Write a persistent session's row."""
-        if session.id != 0:
-            due = session.will.due if disconnected and session.will is not None else None
-            self.journal.save_session(
-                SessionRow(
-                    session.id,
-                    session.client_id,
-                    session.version,
-                    session.expiry_interval,
-                    session.disconnected_at if disconnected else None,
-                    encode_will(session),
-                    due,
-                    session.username,
-                    session.rules,
-                    None if session.permissions is None else cast(Permissions, session.permissions).text,
-                )
+        """Write the row of a persistent session, or of the will of another one."""
+        will = session.will
+        row_id: int = session.id
+        if row_id == 0:
+            if will is None or not self.stores_wills:
+                return
+            if will.row_id == 0:
+                will.row_id = self.registry.new_id()
+            row_id = will.row_id
+        self._forget_unsaved(session.client_id, row_id)
+        self.journal.save_session(
+            SessionRow(
+                row_id,
+                session.client_id,
+                session.version,
+                session.expiry_interval,
+                session.disconnected_at if disconnected else None,
+                encode_will(session),
+                will.due if disconnected and will is not None else None,
+                session.username,
+                session.rules,
+                None if session.permissions is None else cast(Permissions, session.permissions).text,
             )
+        )
+
+    def save_published(self, session: Session, published: bool) -> None:
+        """Write the row of a disconnected session, now or when its will is published."""
+        if published:
+            self.save(session, True)
+        elif session.id != 0:
+            self._forget_unsaved(session.client_id, session.id)
+            self._unsaved[session.client_id] = _Unsaved(session, 0)
+
+    def _will_published(self, session: Session) -> None:
+        """A will that waited was published."""
+        unsaved = self._unsaved.get(session.client_id)
+        if unsaved is None or unsaved.session is not session:
+            return
+        del self._unsaved[session.client_id]
+        if unsaved.row_id:
+            self.journal.delete_session(unsaved.row_id)
+        else:
+            self.save(session, True)
+
+    def _forget_unsaved(self, client_id: str, row_id: int) -> None:
+        """The client's row is written now; one of an older session must not be beside it."""
+        unsaved = self._unsaved.pop(client_id, None)
+        if unsaved is not None and unsaved.row_id != 0 and unsaved.row_id != row_id:
+            self.journal.delete_session(unsaved.row_id)
 
     def tick(self, pending: Dict[str, PendingConnect]) -> None:
         """Publish due wills and end expired sessions, in parts if there are many; not those of ``pending`` clients."""
+        if self.paused:
+            return
         due = self.due
         due.pending = pending
         due.done_until_tick = False
         due.step(PART_WORK)
         if not due.done:
             self.turns.add(due)
+
+
+class _Unsaved:
+    """A row that is deleted, or written again if ``row_id`` is 0, when the will of its session was published."""
+
+    def __init__(self, session: Session, row_id: int) -> None:
+        self.session = session
+        self.row_id = row_id
 
 
 class _Due(LongWork):
@@ -164,8 +226,7 @@ class _Due(LongWork):
                 break
             cost += DUE_WORK
             if session.client_id not in self.pending:
-                lifecycle.wills.publish(session)
-                lifecycle.save(session, True)
+                lifecycle.save_published(session, lifecycle.wills.publish(session))
         while cost < budget:
             session = lifecycle.registry.next_expired(now)
             if session is None:

@@ -182,6 +182,7 @@ class StreamSubscriptions:
         self.reads = reads
         self.consumers = consumers
         self.clock = clock
+        self.unavailable = ""  # why no stream can be subscribed to
 
     # -- SUBSCRIBE ------------------------------------------------------------
 
@@ -190,6 +191,8 @@ class StreamSubscriptions:
 
         Raises MQTTError with the reason code of its SUBACK, which is ``denied`` if the client lacks the rights.
         """
+        if self.unavailable:
+            raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, self.unavailable)
         try:
             parsed = parse_stream_filter(full_filter)
         except ValueError as error:

@@ -12,6 +12,8 @@ from abc import abstractmethod
 from functools import partial
 from typing import Final, List, Optional
 
+from mypy_extensions import mypyc_attr
+
 from mqttbroker.codec.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.codec.packets import Subscription as Request
 from mqttbroker.codec.reason_codes import (
@@ -29,6 +31,7 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.core.acknowledgements import AckGate
 from mqttbroker.core.connection import Connection
+from mqttbroker.core.groups import RemoteMember
 from mqttbroker.core.memory_stage import MemoryStage
 from mqttbroker.core.policy import Rules
 from mqttbroker.core.replay import Replays
@@ -40,7 +43,7 @@ from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
 from sessions.journal import Journal
 from sessions.rows import SubscriptionRow
-from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription
+from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription, shard_of_core
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 
 log = logging.getLogger("mqttbroker")
@@ -61,6 +64,27 @@ PART_FILTER_WORK: Final = 3  # of one filter in a part
 _UNLIMITED: Final = 1 << 60
 
 
+class SubscribeBarrier(LongWork):
+    """What the SUBSCRIBEs of a shard wait for in a cluster."""
+
+    @abstractmethod
+    def wait(self, work: LongWork, session: Session, filters: List[str]) -> None:
+        """Do the work, which adds subscriptions to these filters, as soon as every shard is ready for them."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class FilterObserver:
+    """Other cores of a cluster, which are told the filters of this one."""
+
+    @abstractmethod
+    def added(self, topic_filter: str) -> None:
+        """A session has one more subscription, to this full filter, and the router knows it."""
+
+    @abstractmethod
+    def removed(self, topic_filter: str) -> None:
+        """A session has one less."""
+
+
 class Subscriptions:
     """Adds and removes subscriptions."""
 
@@ -75,6 +99,8 @@ class Subscriptions:
         turns: Turns,
         streams: StreamSubscriptions,
     ) -> None:
+        self.barrier: Optional[SubscribeBarrier] = None
+        self.filters: Optional[FilterObserver] = None  # in a cluster
         self.streams = streams
         self.memory = memory
         self.turns = turns
@@ -91,7 +117,14 @@ class Subscriptions:
             _check_filter(request.topic_filter)
             if request.no_local and parse_shared(request.topic_filter) is not None:
                 raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
-        self._handle(_Subscribing(self, connection, session, packet), len(packet.subscriptions))
+        work = _Subscribing(self, connection, session, packet)
+        barrier = self.barrier
+        if barrier is not None:
+            connection.wait_for_turn()
+            work.in_turns = True
+            barrier.wait(work, session, [request.topic_filter for request in packet.subscriptions])
+            return
+        self._handle(work, len(packet.subscriptions))
 
     def unsubscribe(self, connection: Connection, session: Session, packet: Unsubscribe) -> None:
         """Handle an UNSUBSCRIBE [MQTT-3.10.4-1]; messages in flight are still delivered."""
@@ -230,7 +263,8 @@ class Subscriptions:
         """Add a subscription, without storing it, to its session and to the router."""
         session = subscription.session
         topic_filter = subscription.topic_filter
-        if topic_filter not in session.subscriptions:
+        new: bool = topic_filter not in session.subscriptions
+        if new:
             session.filter_bytes += text_bytes(topic_filter)
             self.context.subscription_bytes += subscription_memory(topic_filter)
         session.subscriptions[topic_filter] = subscription
@@ -239,8 +273,14 @@ class Subscriptions:
         shared = parse_shared(topic_filter)
         if shared is None:
             self.router.subscribe(subscription)
+        elif session.remote:
+            shard = shard_of_core(session.client_id)
+            away = RemoteMember(subscription, shard, shard)
+            self.router.join_remote(shared[0], shared[1], shard, [away])
         else:
             self.router.join(shared[0], shared[1], subscription)
+        if new and self.filters is not None and not session.remote:
+            self.filters.added(topic_filter)
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription, which is no longer its session's, from the router."""
@@ -253,6 +293,8 @@ class Subscriptions:
             self.router.unsubscribe(subscription)
         else:
             self.router.leave(shared[0], shared[1], subscription.session)
+        if self.filters is not None and not subscription.session.remote:
+            self.filters.removed(subscription.topic_filter)
 
 
 def subscription_memory(topic_filter: str) -> int:

@@ -60,6 +60,10 @@ class ListenerTerms:
         """Whether client ids must have the name in the client's certificate."""
         return self.client_id_pattern is not None and "%i" in self.client_id_pattern
 
+    def assigns_any(self) -> bool:
+        """Whether an assigned client id may have more characters at its end."""
+        return self.client_id_pattern is None or self.client_id_pattern.endswith("*")
+
     def allowed_client_id(
         self, client_id: str, assigned: bool, username: Optional[str], certificate: Any = None
     ) -> Optional[str]:

@@ -52,18 +52,18 @@ class Wills:
                     return session
         return None
 
-    def publish(self, session: Session) -> None:
-        """Publish the session's will, if it still has one."""
+    def publish(self, session: Session) -> bool:
+        """Publish the session's will, if it still has one; false if it waits to be published."""
         will = session.will
         if will is None:
-            return
+            return True
         session.set_will(None)
         message = will.message
         now = self.clock.now
         message.timestamp = now
         if will.expiry >= 0:
             message.expires_at = now + will.expiry * 1_000_000
-        self.messages.publish_will(message, session)
+        return self.messages.publish_will(message, session)
 
 
 def encode_will(session: Session) -> Optional[bytes]:
