@@ -22,6 +22,7 @@ TAKEN: Final = 2  # so many bytes of earlier DATA (4 bytes) need no room any mor
 READY: Final = 10  # the worker listens, or has reloaded: JSON, a list of problems
 BEGUN: Final = 20  # JSON, the index of the listener: a connection that begins with a PROXY header or a TLS handshake
 OPENED: Final = 11  # JSON, `Opened`; a client of a listener with TLS waits for ADMITTED
+JOINED: Final = 21  # JSON, `Joined`: a client of a cluster whose CONNECT follows
 SECURED: Final = 12  # JSON, `Secured`: the handshake is done
 FAILED: Final = 13  # JSON, `Failed`: there will be no client
 REFUSED: Final = 14  # reason code (1 byte) and text: the client violated MQTT over WebSocket
@@ -30,6 +31,7 @@ CLOSED: Final = 16  # text, empty if the client closed the connection: the socke
 HELD: Final = 17  # so many bytes (4 bytes) of an incomplete WebSocket frame
 WEBSOCKET_FAILED: Final = 18  # there was no valid handshake
 STATUS: Final = 19  # the answer to PING, JSON: the CPU time of the worker in seconds
+HOLDS: Final = 22  # with STATUS, of a worker of a cluster's node: JSON, `Holds`
 
 # To a worker.
 SETUP: Final = 30  # pickled `WorkerSetup`
@@ -40,6 +42,7 @@ ABORT: Final = 34  # close the socket at once
 RELOAD: Final = 35  # pickled `WorkerSetup`: read the certificates again
 STOP: Final = 36  # accept no more connections
 PING: Final = 37  # answer with STATUS
+DIRECTORY: Final = 38  # JSON, `Directory`; to a worker of a cluster's node
 
 
 class LinkError(Exception):

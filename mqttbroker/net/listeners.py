@@ -118,6 +118,13 @@ class OpenListener:
                 host, port = sock.getsockname()[:2]
                 log.info("event=listening type=%s host=%s port=%d", listener.type, host, port)
 
+    def open_for_links(self) -> None:
+        """Serve clients whose sockets are in workers of other processes. Raises OSError with the address and the reason."""
+        try:
+            self._context = self._read_context()
+        except OSError as error:
+            raise OSError(f"cannot serve {self.listener.address}: {error.strerror or error}") from None
+
     async def reload(self) -> List[str]:
         """Read the certificates again and disconnect the clients whose certificates are revoked now.
 
@@ -337,6 +344,9 @@ class OpenListener:
             terms.connect_timeout,
             terms.max_packet_size,
             self.scheduler.broker.terms.max_connect_size,
+            self.listener_policy.max_half_open,
+            terms.max_half_open_per_address,
+            (terms.networks.ipv4_prefix, terms.networks.ipv6_prefix),
         )
 
     def context_of(self, version: int) -> Optional[ListenerContext]:

@@ -179,6 +179,10 @@ class WebSocket:
 
     # -- the owner's transport ------------------------------------------------
 
+    def set_protocol(self, owner: Any) -> None:
+        """Have another owner, which gets the MQTT bytes, too."""
+        self._owner = self._receiver = owner
+
     def write(self, data: bytes) -> None:
         if self._library.state is State.OPEN or self._ending:
             self._transport.write(self._frames.frame_short(data))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence, Union
 
 from mqttbroker.net.link import Link, LinkTransport
 from mqttbroker.net.link_frames import (
@@ -14,6 +14,8 @@ from mqttbroker.net.link_frames import (
     DATA,
     FAILED,
     HELD,
+    HOLDS,
+    JOINED,
     LEFT,
     OPENED,
     READY,
@@ -27,7 +29,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.proxied_sockets import ProxiedPeer
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.net.worker_setup import Failed, Opened, Secured, from_worker, listener_index
+from mqttbroker.net.worker_setup import Failed, Joined, Opened, Secured, from_worker, listener_index, listener_name
 
 log = logging.getLogger("mqttbroker.network")
 
@@ -100,7 +102,7 @@ class WorkerClients:
             self._failed(number, from_worker(Failed.decode, body))
         elif kind == CLOSED:
             self._end_handshake(number)
-        elif kind in (READY, STATUS):
+        elif kind in (READY, STATUS, HOLDS):
             self._on_message(kind, body)
         else:
             self._of_client(kind, number, body)
@@ -187,7 +189,9 @@ class WorkerClients:
             handshake.listener.admission.end(handshake)
         return handshake
 
-    def _connect(self, number: int, listener: OpenListener, opened: Opened, tls: Optional[LinkedTls]) -> None:
+    def _connect(
+        self, number: int, listener: OpenListener, opened: Union[Opened, Joined], tls: Optional[LinkedTls]
+    ) -> None:
         peer = ProxiedPeer(opened.address, opened.remote, opened.common_name) if opened.proxied else None
         wire, receiver = listener.new_wire(peer)
         transport = LinkTransport(self.link, number, wire, opened.address, tls, listener.websocket)
@@ -195,3 +199,52 @@ class WorkerClients:
             transport.receiver = receiver
         self.link.clients[number] = transport
         receiver.connection_made(transport)
+
+
+class JoinedClients(WorkerClients):
+    """The clients of one worker as the core of a shard has them: the worker has admitted them, and each begins with its CONNECT.
+
+    ``node`` is the name of the worker's node, for the log. The link is taken out of ``links`` when it is lost. A frame that no honest worker
+    sends ends it.
+    """
+
+    def __init__(
+        self,
+        listeners: Sequence[OpenListener],
+        scheduler: FlushScheduler,
+        node: str,
+        max_clients: int,
+        links: Dict[Link, bool],
+    ) -> None:
+        super().__init__(0, listeners, scheduler, _ignore, self._ended, max_clients)
+        self._links = links
+        self._by_name = {listener_name(index, one.listener): one for index, one in enumerate(listeners)}
+        self._node = node
+
+    def _control(self, kind: int, number: int, body: bytes) -> None:
+        if kind == JOINED:
+            self._joined(number, from_worker(Joined.decode, body))
+        elif kind == CLOSED:
+            pass  # it was not known any more
+        else:
+            self._of_client(kind, number, body)
+
+    def _joined(self, number: int, joined: Joined) -> None:
+        self._check_new(number)
+        listener = self._by_name.get(joined.listener)
+        if listener is None:
+            raise LinkError(f"there is no listener {joined.listener}")
+        if listener.secure != (joined.secured is not None):
+            raise LinkError(f"a client of {joined.listener} {'without' if listener.secure else 'with'} TLS")
+        # The handshake was in another process, whose certificates and lists may be others.
+        tls = None if joined.secured is None else LinkedTls(joined.secured, None)
+        self._connect(number, listener, joined, tls)
+
+    def _ended(self) -> None:
+        self._links.pop(self.link, None)
+        if self.link.error:
+            log.error("event=link_failed node=%s reason=%s", self._node, self.link.error)
+
+
+def _ignore(kind: int, body: bytes) -> None:
+    """A worker of a cluster says nothing of itself to a core."""

@@ -17,11 +17,11 @@ from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
 from mqttbroker.config.settings import Log
-from mqttbroker.net.link_frames import PING, READY, RELOAD, SETUP, STATUS, STOP
+from mqttbroker.net.link_frames import DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
-from mqttbroker.net.worker_setup import WorkerSetup, decode_problems, decode_status, from_worker
+from mqttbroker.net.worker_setup import Directory, FrontSetup, Holds, WorkerSetup, decode_problems, decode_status, from_worker
 
 log = logging.getLogger("mqttbroker.network")
 
@@ -35,6 +35,7 @@ LINK_SOCKET_BYTES = 1_048_576  # asked for the buffers of a link's sockets
 COMMAND = [sys.executable, "-P", "-m", "mqttbroker.worker"]  # and the worker's number, and the descriptor of its link
 
 
+NOTHING = Holds(0, 0, 0, 0, 0, {})
 ENDED = ["ended"]  # the problem of a worker whose link was closed before it answered
 
 
@@ -56,6 +57,7 @@ class Worker:
         self.cpu_seconds = 0.0
         self.starts = 0
         self.listens = False
+        self.holds = NOTHING  # in a cluster
         self._linked = False  # the link is open
         self.clients: Optional[WorkerClients] = None
         self.process: Optional[asyncio.subprocess.Process] = None
@@ -72,7 +74,7 @@ class Worker:
     @property
     def client_count(self) -> int:
         """The number of open connections."""
-        return 0 if self.clients is None else len(self.clients.link.clients)
+        return 0 if self.clients is None else len(self.clients.link.clients) + self.holds.clients
 
     @property
     def link_bytes(self) -> int:
@@ -104,6 +106,8 @@ class Worker:
             link.close()
             raise WorkerEnded
         self._linked = True
+        if pool.directory is not None:
+            self.send_directory(pool.directory)
         reloads = pool.reloads
         problems = await self._ask(SETUP)
         while not problems and reloads != pool.reloads:
@@ -122,6 +126,10 @@ class Worker:
         if self.listens:
             for problem in await self._ask(RELOAD):
                 log.error("event=reload_failed worker=%d reason=%s", self.number, problem)
+
+    def send_directory(self, directory: Directory) -> None:
+        if self._linked and self.clients is not None:
+            self.clients.link.send(DIRECTORY, 0, directory.encode())
 
     async def _ask(self, kind: int) -> list[str]:
         """Send the setup in a frame of this kind; returns the problems that the worker has with it."""
@@ -154,8 +162,19 @@ class Worker:
         if kind == STATUS:
             self._silent_pings = 0
             self.cpu_seconds = from_worker(decode_status, body)
+        elif kind == HOLDS:
+            self._count(from_worker(Holds.decode, body))
         elif kind == READY:
             self._answered(from_worker(decode_problems, body))
+
+    def _count(self, holds: Holds) -> None:
+        self.holds = holds
+        counters = self._pool.scheduler.broker.outbound.counters
+        counters.connections_refused += holds.refused
+        counters.connections_evicted += holds.evicted
+        counters.websocket_failures += holds.websocket_failures
+        for name, count in holds.limits.items():
+            counters.limits_reached[name] = counters.limits_reached.get(name, 0) + count
 
     def _answered(self, problems: list[str]) -> None:
         if self._answer is not None and not self._answer.done():
@@ -163,6 +182,7 @@ class Worker:
 
     def _link_lost(self) -> None:
         self._linked = False
+        self.holds = NOTHING
         self._answered(ENDED)
         if self.clients is not None and self.clients.link.error and self.process is not None:
             log.error("event=worker_killed worker=%d reason=%s", self.number, self.clients.link.error)
@@ -196,6 +216,7 @@ class WorkerPool:
     """``count`` workers that serve ``listeners``. ``fail`` is called with the reason when they cannot be kept running.
 
     ``log_settings`` returns level and format, ``timeout`` the seconds after which a worker that does not answer is killed.
+    With ``front`` they send clients to the cores of a cluster, as `direct` tells them.
     """
 
     def __init__(
@@ -206,7 +227,10 @@ class WorkerPool:
         log_settings: Callable[[], Log],
         timeout: Callable[[], float],
         fail: Callable[[str], None],
+        front: Optional[Callable[[], FrontSetup]] = None,
     ) -> None:
+        self._front = front
+        self.directory: Optional[Directory] = None
         self.listeners = listeners
         self.scheduler = scheduler
         self.workers = [Worker(number, self) for number in range(1, count + 1)]
@@ -220,7 +244,13 @@ class WorkerPool:
 
     def setup(self) -> WorkerSetup:
         listeners = tuple(listener.setup() for listener in self.listeners)
-        return WorkerSetup(listeners, self._log_settings())
+        return WorkerSetup(listeners, self._log_settings(), None if self._front is None else self._front())
+
+    def direct(self, directory: Directory) -> None:
+        """Tell the workers, and those that start later, which core owns each shard."""
+        self.directory = directory
+        for worker in self.workers:
+            worker.send_directory(directory)
 
     def descriptors(self) -> list[int]:
         """Those of all listening sockets."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import pickle
+from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from mqttbroker.config.settings import Listener, Log
@@ -19,6 +20,10 @@ T = TypeVar("T")
 
 NUMBER, TEXT, FLAG, TEXT_OR_NONE = (int,), (str,), (bool,), (str, type(None))
 MAX_CPU_SECONDS = 1e12
+# The limits of clients that a worker holds.
+HELD_LIMITS = {
+    "max_half_open", "max_half_open_per_address", "max_total_incomplete_bytes", "max_total_connect_bytes"
+}
 MAX_JSON = 65_536  # bytes from a worker, other than certificates
 
 
@@ -61,7 +66,9 @@ def listener_index(body: bytes) -> int:
 
 class ListenerSetup(NamedTuple):
     """A listener as a worker serves it. ``descriptors`` are those of its listening sockets; sizes are in bytes.
-    ``version`` counts the reloads of its certificates."""
+    ``version`` counts the reloads of its certificates. ``max_half_open`` and ``max_half_open_per_address`` (0 = none) are
+    for a worker that holds clients by itself. ``prefixes`` are the bits of an IPv4 and an IPv6 address that it counts by.
+    """
 
     listener: Listener
     descriptors: tuple[int, ...]
@@ -69,13 +76,58 @@ class ListenerSetup(NamedTuple):
     connect_timeout: float
     max_packet_size: int
     max_connect_size: int
+    max_half_open: int = 0
+    max_half_open_per_address: int = 0
+    prefixes: tuple[int, int] = (32, 64)
+
+
+class FrontSetup(NamedTuple):
+    """What a worker of a cluster's node needs beside its listeners.
+
+    ``hello`` are the fields of `Hello`, the first line of each link to a core, without ``kind`` and ``shard``;
+    ``link_files`` cafile, certfile and keyfile of its TLS. The cores of this node listen at ``host`` from ``port`` + 1 on. A client
+    waits ``patience`` seconds for the core of its client id. This worker holds no more than ``max_half_open`` clients
+    without a CONNECT, ``max_incomplete_bytes`` of unfinished and ``max_connect_bytes`` of waiting CONNECTs.
+    """
+
+    hello: dict[str, Any]
+    link_files: tuple[Optional[Path], Optional[Path], Optional[Path]]
+    host: str
+    port: int
+    patience: float
+    max_half_open: int
+    max_incomplete_bytes: int
+    max_connect_bytes: int
+
+
+class Directory(NamedTuple):
+    """The number of shards of a cluster, and the address of the core that owns each shard, as far as it is known."""
+
+    shards: int
+    owners: dict[int, tuple[str, int]]
+
+    def encode(self) -> bytes:
+        return json.dumps({"shards": self.shards, "owners": self.owners}).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Directory:
+        found = json.loads(data)
+        owners = {int(shard): (str(host), int(port)) for shard, (host, port) in found["owners"].items()}
+        return Directory(int(found["shards"]), owners)
+
+
+def listener_name(index: int, listener: Listener) -> str:
+    """The name of a listener that is the same on all nodes of a cluster, whose addresses differ: "tls-2" is the second one
+    of the settings."""
+    return f"{listener.type}-{index + 1}"
 
 
 class WorkerSetup(NamedTuple):
-    """Everything that a worker needs to serve its listeners."""
+    """Everything that a worker needs to serve its listeners. ``front`` is None without a cluster."""
 
     listeners: tuple[ListenerSetup, ...]
     log: Log
+    front: Optional[FrontSetup] = None
 
     def encode(self) -> bytes:
         return pickle.dumps(self)
@@ -122,14 +174,23 @@ class Secured(NamedTuple):
         return Secured(version, ssl_object.session_reused, ssl_object.getpeercert(), chain, der)
 
     def encode(self) -> bytes:
+        return json.dumps(self.values()).encode()
+
+    def values(self) -> tuple[Any, ...]:
+        """As values of JSON."""
         chain = [base64.b64encode(one).decode() for one in self.chain]
         der = None if self.der is None else base64.b64encode(self.der).decode()
-        return json.dumps((self.version, self.session_reused, self.certificate, chain, der)).encode()
+        return self.version, self.session_reused, self.certificate, chain, der
 
     @staticmethod
     def decode(data: bytes) -> Secured:
+        return Secured.of_values(json.loads(data))
+
+    @staticmethod
+    def of_values(values: Any) -> Secured:
+        """Raises ValueError for what `values` does not return."""
         version, session_reused, certificate, chain, der = _typed(
-            json.loads(data), (NUMBER, FLAG, (dict, type(None)), (list,), TEXT_OR_NONE)
+            values, (NUMBER, FLAG, (dict, type(None)), (list,), TEXT_OR_NONE)
         )
         if certificate is not None and not _is_certificate(certificate):
             raise ValueError("names of a certificate that are no names")
@@ -140,6 +201,30 @@ class Secured(NamedTuple):
             tuple(map(base64.b64decode, chain)),
             None if der is None else base64.b64decode(der),
         )
+
+
+class Joined(NamedTuple):
+    """A client of a cluster whose first packet is there: the name of its listener, its address, its `ProxiedPeer`, and its
+    TLS handshake if there was one. ``secured.version`` counts reloads in the worker's node."""
+
+    listener: str
+    address: str
+    proxied: bool
+    remote: bool
+    common_name: Optional[str]
+    secured: Optional[Secured]
+
+    def encode(self) -> bytes:
+        secured = None if self.secured is None else self.secured.values()
+        return json.dumps((*self[:5], secured)).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Joined:
+        listener, address, proxied, remote, common_name, secured = _typed(
+            json.loads(data), (TEXT, TEXT, FLAG, FLAG, TEXT_OR_NONE, (list, type(None)))
+        )
+        tls = None if secured is None else Secured.of_values(secured)
+        return Joined(listener, address, proxied, remote, common_name, tls)
 
 
 def _is_certificate(certificate: dict[str, Any]) -> bool:
@@ -175,6 +260,30 @@ class Failed(NamedTuple):
     @staticmethod
     def decode(data: bytes) -> Failed:
         return Failed(*_json(data, NUMBER, TEXT, FLAG, TEXT))
+
+
+class Holds(NamedTuple):
+    """The sockets of a cluster's worker, how many of them have no core, and what it has counted since the last time: closed
+    for want of a socket, closed for newer ones, WebSocket handshakes that failed, limits that were reached by name."""
+
+    clients: int
+    waiting: int
+    refused: int
+    evicted: int
+    websocket_failures: int
+    limits: dict[str, int]
+
+    def encode(self) -> bytes:
+        return json.dumps(self).encode()
+
+    @staticmethod
+    def decode(data: bytes) -> Holds:
+        *numbers, limits = _json(data, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, (dict,))
+        counts = [*numbers, *limits.values()]
+        if any(type(one) is not int or one < 0 for one in counts) or not set(limits) <= HELD_LIMITS:
+            raise ValueError("counts that no worker has")
+        clients, waiting, refused, evicted, failures = numbers
+        return Holds(clients, waiting, refused, evicted, failures, limits)
 
 
 def decode_status(body: bytes) -> float:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from typing import Any, Optional
+from typing import TYPE_CHECKING, Any, Optional
 
 from mqttbroker.net.acceptor import Acceptor, Handshake
 from mqttbroker.net.link_frames import BEGUN, CLOSED, FAILED, OPENED, SECURED
@@ -17,6 +17,9 @@ from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import peer_text
 from mqttbroker.net.worker_setup import Failed, ListenerSetup, Opened, Secured
 from mqttbroker.worker.clients import LinkedClient, WorkerLink
+
+if TYPE_CHECKING:
+    from mqttbroker.worker.held_clients import HeldListener
 
 
 class LinkedHandshake:
@@ -75,9 +78,17 @@ class LinkedAdmission:
 
 
 class LinkedListener:
-    """One listener, from `open` to `close`."""
+    """One listener, from `open` to `close`. With ``held`` its clients are for cores that their CONNECT tells."""
 
-    def __init__(self, link: WorkerLink, handshakes: dict[int, LinkedHandshake], index: int, setup: ListenerSetup) -> None:
+    def __init__(
+        self,
+        link: WorkerLink,
+        handshakes: dict[int, LinkedHandshake],
+        index: int,
+        setup: ListenerSetup,
+        held: Optional[HeldListener] = None,
+    ) -> None:
+        self._held = held
         self._link = link
         self._index = index
         self._setup = setup
@@ -110,6 +121,8 @@ class LinkedListener:
         context = server_context(setup.listener)
         self._setup = setup
         self._context = context
+        if self._held is not None:
+            self._held.reload(setup)
         for acceptor in self._acceptors:
             acceptor.context = context
             acceptor.timeout = setup.connect_timeout
@@ -124,6 +137,8 @@ class LinkedListener:
     def _client(self, peer: Optional[ProxiedPeer] = None, handshake: Optional[Handshake] = None) -> Any:
         """The protocol of a new connection."""
         setup = self._setup
+        if self._held is not None:
+            return self._held.client(peer)
 
         def opened(transport: Any) -> tuple[int, bytes]:
             if peer is None:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, Optional
 
 import uvloop
 from setproctitle import setproctitle
@@ -26,10 +26,13 @@ from setproctitle import setproctitle
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.file_limit import raise_file_limit
 from mqttbroker.logs import configure_log, reopen, set_levels
-from mqttbroker.net.link_frames import ABORT, ADMITTED, PING, READY, RELOAD, SETUP, STATUS, STOP
-from mqttbroker.net.worker_setup import WorkerSetup
+from mqttbroker.net.link_frames import ABORT, ADMITTED, DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
+from mqttbroker.net.worker_setup import Directory, WorkerSetup
 from mqttbroker.worker.clients import WorkerLink
 from mqttbroker.worker.listeners import LinkedHandshake, LinkedListener
+
+if TYPE_CHECKING:
+    from mqttbroker.worker.front import Front
 
 log = logging.getLogger("mqttbroker.network")
 
@@ -45,6 +48,8 @@ class Worker:
         self._link = WorkerLink(self._loop, self._control, self._link_lost)
         self._listeners: list[LinkedListener] = []
         self._handshakes: dict[int, LinkedHandshake] = {}
+        self._front: Optional[Front] = None  # of a cluster's node
+        self._directory: Optional[Directory] = None  # the last one
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -57,9 +62,15 @@ class Worker:
         for unfinished in list(self._handshakes.values()):
             unfinished.handshake.abort()
         self._link.shut_down()
+        if self._front is not None:
+            self._front.close()
         until = time.monotonic() + CLOSING_SECONDS
-        while self._link.clients and time.monotonic() < until:
+        while self._client_count and time.monotonic() < until:
             await asyncio.sleep(0.01)
+
+    @property
+    def _client_count(self) -> int:
+        return len(self._link.clients) + (0 if self._front is None else self._front.client_count)
 
     def _stop_listening(self) -> None:
         for listener in self._listeners:
@@ -85,16 +96,29 @@ class Worker:
             self._reload(WorkerSetup.decode(body))
         elif kind == STOP:
             self._stop_listening()
+        elif kind == DIRECTORY:
+            self._directory = Directory.decode(body)
+            if self._front is not None:
+                self._front.links.direct(self._directory)
         elif kind == PING:
             self._link.send(STATUS, 0, json.dumps(time.process_time()).encode())
+            if self._front is not None:
+                self._link.send(HOLDS, 0, self._front.holds().encode())
 
     async def _open(self, setup: WorkerSetup) -> None:
         """Open the listeners, and say whether that succeeded."""
         problems = []
         try:
             configure_log(replace(setup.log, audit_file=None))
+            if setup.front is not None:
+                from mqttbroker.worker.front import Front
+
+                self._front = Front(self._loop, setup.front)
+                if self._directory is not None:
+                    self._front.links.direct(self._directory)
             for index, one in enumerate(setup.listeners):
-                listener = LinkedListener(self._link, self._handshakes, index, one)
+                held = None if self._front is None else self._front.listener(index, one)
+                listener = LinkedListener(self._link, self._handshakes, index, one, held)
                 self._listeners.append(listener)
                 await listener.open()
         except OSError as error:
@@ -104,6 +128,8 @@ class Worker:
     def _reload(self, setup: WorkerSetup) -> None:
         set_levels(setup.log)
         problems = reopen(setup.log)
+        if self._front is not None and setup.front is not None:
+            problems += self._front.reload(setup.front)
         for listener, one in zip(self._listeners, setup.listeners):
             try:
                 listener.reload(one)

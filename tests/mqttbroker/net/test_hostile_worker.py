@@ -31,6 +31,7 @@ from mqttbroker.net.link_frames import (
     DATA,
     FAILED,
     HELD,
+    HOLDS,
     LARGEST_BODY,
     LEFT,
     OPENED,
@@ -134,6 +135,7 @@ PUBLISHED = Publish("t/1", bytes(2000), 0, False, False, 0).encode(5)
 BODIES: dict[int, list[bytes]] = {
     DATA: [Connect("c", 5).encode(5), Connect("d", 5).encode(5), SUBSCRIBED, PUBLISHED * 20, PUBLISHED[:1000], b"\xff"],
     TAKEN: [number_bytes(0), number_bytes(5), number_bytes(100_000), bytes(3), b"\xff" * 9],
+    HOLDS: [b"[1,1,0,0,0,{}]", b"[1,1,0,0,-1,{}]", b'[1,1,0,0,0,{"x":1}]', b'[1,1,0,0,0,{"max_half_open":"1"}]', b"[1]"],
     READY: [b"[]", b'["x"]', b"{}", b"[1]", b"["],
     BEGUN: [b"0", b"1", b"2", b"3", b"-1", b"true", b"1.5", b"[]"],
     OPENED: [opened(TCP), opened(WEBSOCKET), opened(TLS), opened(9), opened(-1), opened(TCP, "\n" * 50), b"[0]",
