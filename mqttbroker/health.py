@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
+from typing import Optional
 
 from bridge_spark.log.archive.archiver import Archiver
 from mqttbroker.auth.security import Security
@@ -14,7 +15,7 @@ from sessions.store.interface import Store
 
 
 class Health:
-    """``repairs``: the store is repaired at a restart if it is damaged."""
+    """``repairs``: the store is repaired at a restart if it is damaged. ``others`` returns more reasons."""
 
     def __init__(
         self,
@@ -25,6 +26,7 @@ class Health:
         listeners: Sequence[OpenListener],
         reloader: Reloader,
         repairs: bool,
+        others: Optional[Callable[[], list[str]]] = None,
     ) -> None:
         self._broker = broker
         self._store = store
@@ -33,6 +35,7 @@ class Health:
         self._listeners = listeners
         self._reloader = reloader
         self._repairs = repairs
+        self._others = others
 
     def unready(self) -> list[str]:
         """The reasons why clients should not connect now; empty if there is none. Called on the event loop's thread."""
@@ -51,6 +54,8 @@ class Health:
         redirect = self._broker.terms.redirect
         if redirect is not None:
             reasons.append(f"redirect: clients go to {redirect.server_reference}")
+        if self._others is not None:
+            reasons += self._others()
         return reasons
 
     def warnings(self) -> list[str]:

@@ -24,6 +24,7 @@ RETURN_PER_CENT: Final = 75  # of ``max_memory`` taken, from which free memory i
 RETURN_INTERVAL: Final = 0.5  # seconds at least between two times
 RETURN_SHARE: Final = 0.05  # of the time at most; allocations wait for it
 INTERVAL: Final = 0.25  # seconds between two looks at the memory of the process; each takes 10 µs
+LEAST_PART: Final = 67_108_864  # bytes, the least that `limits.max_memory` may be
 NEAR_INTERVAL: Final = 0.02  # the same while half of ``max_memory`` or more is used
 
 # Memory of entries in tables of limited length, in bytes.
@@ -143,6 +144,17 @@ def memory_bytes(setting: Union[int, str, None]) -> int:
     available = available_memory()
     per_cent = AUTO_PER_CENT if setting == "auto" else int(setting.rstrip("%"))
     return 0 if available is None else available * per_cent // 100
+
+
+def divided_memory(setting: Union[int, str, None], processes: int) -> Union[int, str, None]:
+    """``limits.max_memory`` of one of ``processes`` on a machine: a share of the machine's memory is divided among them.
+
+    A size in bytes is that of each process. No part is less than `LEAST_PART`.
+    """
+    if not isinstance(setting, str):
+        return setting
+    total = memory_bytes(setting)
+    return max(LEAST_PART, total // processes) if total else None
 
 
 class MemoryWatch:

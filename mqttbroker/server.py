@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import errno
 import gc
 import logging
 import os
@@ -17,7 +18,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import Callable, List, Optional, Sequence
+from typing import Callable, List, Optional, Protocol, Sequence
 
 import uvloop
 from setproctitle import setproctitle
@@ -61,6 +62,7 @@ from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
+from mqttbroker.core.broker import Broker
 from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.health import Health
@@ -96,17 +98,54 @@ audit = logging.getLogger("mqttbroker.audit")
 GC_THRESHOLDS = (2_000, 2, 10 * GC_FULL)
 
 
+class ShardParts(Protocol):
+    """What the core of a cluster's shard has in the place of a store on its disk, local streams and listening sockets."""
+
+    @property
+    def store(self) -> Store: ...
+
+    def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
+        """The broker is built, and its rows are not restored yet."""
+
+    async def start(self, broker: Broker, scheduler: FlushScheduler) -> None:
+        """Start what needs the event loop. Returns when clients may connect."""
+
+    async def accept(self, listeners: Sequence[OpenListener], scheduler: FlushScheduler) -> None:
+        """Accept clients of these listeners from now on. Raises OSError."""
+
+    def stop_accepting(self) -> None:
+        """Accept no more clients."""
+
+    async def stop(self) -> None:
+        """Stop what `start` has started; the clients are disconnected, and everything is written."""
+
+    def unready(self) -> list[str]:
+        """The reasons why clients should not connect now."""
+
+    def sys_topics(self) -> dict[str, object]:
+        """Values of topics below ``$SYS/broker/``."""
+
+
 class Server:
-    """One broker with its store, streams, listeners and HTTP endpoint.
+    """One broker with its store, streams, listeners and HTTP endpoint; with ``shard`` the core of a cluster's shard.
 
     ``reread`` loads the settings again, for SIGHUP. ``manager`` is told the state. The listeners use the sockets of
-    ``passed`` that have their addresses. Raises ConfigError if a file that the settings name cannot be used.
+    ``passed`` that have their addresses. ``opened`` is called when clients may connect. Raises ConfigError if a file that the settings
+    name cannot be used.
     """
 
     def __init__(
-        self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager, passed: PassedSockets
+        self,
+        settings: Settings,
+        reread: Callable[[], Settings],
+        manager: ServiceManager,
+        passed: PassedSockets,
+        shard: Optional[ShardParts] = None,
+        opened: Optional[Callable[[], None]] = None,
     ) -> None:
-        definitions = created_definitions(settings)
+        self.shard = shard
+        self._opened = opened
+        definitions = {} if shard is not None else created_definitions(settings)
         self.file_settings = settings
         settings = with_created_streams(settings, definitions)
         self.settings = settings
@@ -115,19 +154,20 @@ class Server:
         self.passed = passed
         self.reread = reread
         self.security = Security(settings)
-        configs = [stream_config(stream, definitions.get(stream.name)) for stream in settings.streams]
+        local = settings.streams if shard is None else ()  # those of a cluster are topics of Kafka
+        configs = [stream_config(stream, definitions.get(stream.name)) for stream in local]
         self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
         self.sealer = Sealer(self.streams)
         self.archiver = Archiver(self.streams)
         self.consumers = ConsumerLag(self.streams, settings.consumers)
-        self.store: Store = SqliteStore(
+        self.store: Store = shard.store if shard is not None else SqliteStore(
             settings.data_dir / DATABASE,
             settings.durability,
             self.streams,
             settings.commit_log_bytes,
             settings.apply_interval,
             settings.limits.max_unapplied_bytes,
-        )
+        )  # fmt: skip
         self.process_memory = ProcessMemory()
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
@@ -139,11 +179,30 @@ class Server:
         self.released: List[ListeningSocket] = []  # for the broker that follows
 
     def load(self) -> None:
-        """Read the store and build the broker; the store repairs itself first if the settings say so."""
+        """Read the store and build the broker, in the event loop; the store repairs itself first if the settings say so."""
         restrict(self.settings.data_dir, self.settings.data_mode)
         base = self.process_memory.resident()
-        recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
+        if self.shard is None:
+            recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
+        else:
+            recovered = self.store.recover()
         self.broker = build_broker(self.settings, recovered, self.security)
+        aside = set_aside(self.settings.data_dir)
+        for path in aside:
+            log.warning("event=damaged_file_kept file=%s", path)
+        self.metrics = Metrics(
+            self.streams, len(aside), self.consumers, self._authenticators, self.workers.statuses, self._bridges
+        )
+        self.metrics.store_progress = self.store.progress
+        if self.shard is not None:
+            self.metrics.shard_topics = self.shard.sys_topics
+        loop = asyncio.get_running_loop()
+        self.store_runner = StoreRunner(self.store, self.metrics.latency, loop)
+        self.scheduler = FlushScheduler(
+            self.broker, loop, self.store_runner.submit, self.settings.durability != "interval"
+        )
+        if self.shard is not None:
+            self.shard.built(self.broker, self.scheduler)
         restore(self.broker, recovered, time.time())
         log.info(
             "event=memory_limit max_memory=%s all_parts=%d before_clients=%d",
@@ -159,17 +218,10 @@ class Server:
             self.workers.memory,
             self._unapplied_memory,
         )
-        aside = set_aside(self.settings.data_dir)
-        for path in aside:
-            log.warning("event=damaged_file_kept file=%s", path)
         self.sockets = OpenSockets(
             client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
         )
         self.security.rules.by_name[BRIDGE_RULES] = AllowAll()
-        self.metrics = Metrics(
-            self.streams, len(aside), self.consumers, self._authenticators, self.workers.statuses, self._bridges
-        )
-        self.metrics.store_progress = self.store.progress
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or SIGUSR2: then `released` are the listening sockets, still open."""
@@ -185,10 +237,6 @@ class Server:
 
     def _start_parts(self, loop: asyncio.AbstractEventLoop) -> None:
         """Start the threads, and make the parts that need the event loop."""
-        self.store_runner = StoreRunner(self.store, self.metrics.latency, loop)
-        self.scheduler = FlushScheduler(
-            self.broker, loop, self.store_runner.submit, self.settings.durability != "interval"
-        )
         self.stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
         self.stream_reads.start()
         self.broker.work_queues.open_all()
@@ -201,10 +249,11 @@ class Server:
             self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager,
             LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
         )
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stopping.set)
-        loop.add_signal_handler(signal.SIGHUP, reloader.start)
-        loop.add_signal_handler(signal.SIGUSR2, self.restart.request)
+        if self.shard is None:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                loop.add_signal_handler(number, self.stopping.set)
+            loop.add_signal_handler(signal.SIGHUP, reloader.start)
+            loop.add_signal_handler(signal.SIGUSR2, self.restart.request)
         self.control = BrokerControl(self.broker, loop.time)
         self.sampler = Sampler(self.history, self.control, self.metrics)
         self.stream_control = reloader.stream_control = StreamControl(
@@ -216,6 +265,7 @@ class Server:
             lambda: self.reloader.settings.max_created_streams,
             self.scheduler.schedule,
             self._streams_changed,
+            self.shard is None,
         )
         self.alarms = self.metrics.alarms = Alarms(self.control.publish_own)
         reloader.client_events = ClientEvents(
@@ -235,17 +285,23 @@ class Server:
         self._open_http()
         self.reloader.http = self.http
         tasks += self._periodic_tasks()
+        if self.shard is not None:
+            await self.shard.start(self.broker, self.scheduler)
         self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
         for listener in self.settings.listeners:
             await self._open_listener(listener)
         self._settle_sockets()
         self.bridges = self.reloader.bridges = self._make_bridges()
         self.bridges.start(self.settings.bridges)
-        if self.settings.worker_count:
+        if self.shard is not None:
+            await self.shard.accept(self.listeners, self.scheduler)
+        elif self.settings.worker_count:
             await self._start_workers(self.settings.worker_count)
         if not self.stopping.is_set():
             log.info("event=started version=%s build=%s", __version__, build_kind())
             self.manager.ready()
+            if self._opened is not None:
+                self._opened()
 
     async def _close(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         """Let no client connect, disconnect them, write everything, and stop the threads."""
@@ -260,6 +316,8 @@ class Server:
                 self.released += open_listener.release()
             open_listener.close()
         self.workers.stop_listening()
+        if self.shard is not None:
+            self.shard.stop_accepting()
         if self.bridges is not None:
             await self.bridges.stop()
         self.security.stop()
@@ -269,6 +327,8 @@ class Server:
             task.cancel()
         self.stream_reads.stop()
         await self.store_runner.drain(self.broker)
+        if self.shard is not None:
+            await self.shard.stop()
         await self.workers.stop()
         self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
         if self.http is not None:
@@ -324,6 +384,7 @@ class Server:
             health = Health(
                 self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
                 self.settings.on_corrupt_store == "salvage",
+                None if self.shard is None else self.shard.unready,
             )
             metrics_page = MetricsPage(
                 self.metrics, self.control, self.control_runner, self.security, self.listeners, self._http_context,
@@ -354,13 +415,24 @@ class Server:
             api.http_bans = self.http.bans
             self.metrics.http_requests = self.http.requests
             self.http.bans.apply(http_ban_terms(self.settings))
-            self.http.start()
+            self._start_http(self.http)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise OSError(f"http: cannot listen on {where}: {reason}") from None
         self._warn_of_http()
         kind = "http" if context is None else "https"
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
+
+    def _start_http(self, http: HttpServer) -> None:
+        """Bind the port; a core whose port is in use takes any free one, because its shard must be served. Raises OSError."""
+        try:
+            http.start()
+        except OSError as error:
+            if self.shard is None or http.port == 0 or error.errno != errno.EADDRINUSE:
+                raise
+            log.warning("event=http_port_in_use port=%d", http.port)
+            http.port = 0
+            http.start()
 
     def _operations(self) -> Operations:
         """The operations of the HTTP API."""
@@ -377,7 +449,7 @@ class Server:
             lambda: settings_in_force(self.reloader.settings),
             self.reloader.log_levels,
             reload,
-            None if backup_dir is None else lambda name: back_up(self.settings.data_dir, backup_dir / name),
+            None if backup_dir is None or self.shard is not None else lambda name: back_up(self.settings.data_dir, backup_dir / name),
         )
 
     async def _open_listener(self, listener: Listener) -> None:
@@ -390,7 +462,10 @@ class Server:
         )
         workers = self.settings.worker_count > 0
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, workers)
-        await open_listener.open(self.passed)
+        if self.shard is None:
+            await open_listener.open(self.passed)
+        else:
+            open_listener.open_for_links()
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
 

@@ -54,7 +54,8 @@ class StreamControl:
     """Implements `mqttbroker.admin.stream_changes.StreamChanges`. ``streams`` is replaced, never changed.
 
     ``definitions`` are those of the streams that were created at run time. ``wake`` makes the event loop hand the store
-    what is to be written. ``changed`` is called with the streams in force after each change, on the loop.
+    what is to be written. ``changed`` is called with the streams in force after each change, on the loop. Streams
+    that are not ``local`` are topics of Kafka: their topic filters may change, and nothing else here.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class StreamControl:
         max_streams: Callable[[], int],
         wake: Callable[[], None],
         changed: Callable[[List[Stream]], None],
+        local: bool = True,
     ) -> None:
         self.streams = {stream.name: stream for stream in settings.streams}
         self._definitions = {name: dict(definition) for name, definition in definitions.items()}
@@ -76,6 +78,7 @@ class StreamControl:
         self._max_streams = max_streams
         self._wake = wake
         self._changed = changed
+        self._local = local
         self._lock = asyncio.Lock()
 
     def is_created(self, name: str) -> bool:
@@ -85,6 +88,8 @@ class StreamControl:
     async def create(self, name: str, definition: Definition) -> None:
         """Create a stream. Raises `StreamRefused`."""
         async with self._lock:
+            if not self._local:
+                raise StreamRefused("streams that are created while the broker runs are not available in a cluster", "name")
             if name in self.streams:
                 raise StreamRefused(f"there is a stream {name!r} already", "name")
             if len(self._definitions) >= self._max_streams():
@@ -120,8 +125,9 @@ class StreamControl:
                     await self._apply(stream, None)
 
     async def _apply(self, stream: Stream, definition: Definition | None) -> None:
-        config = stream_config(stream, definition)
-        await self._on_store(lambda ends: self._logs.alter(config))
+        if self._local:
+            config = stream_config(stream, definition)
+            await self._on_store(lambda ends: self._logs.alter(config))
         producers = stream.dedup_producers if stream.dedup else 0
         await self._forget_producers(stream.name, producers)
         router = self._broker.router

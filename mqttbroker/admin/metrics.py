@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Optional, Tuple
+from typing import Dict, Optional, Tuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -47,6 +47,7 @@ class Metrics:
         self.workers = workers
         self.set_aside = set_aside
         self.store_progress: Callable[[], Progress] = Progress
+        self.shard_topics: Callable[[], Dict[str, object]] = dict  # of `$SYS`, in a cluster
         self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers

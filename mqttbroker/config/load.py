@@ -20,6 +20,7 @@ from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import shown
 from mqttbroker.config.settings import (
     Bans,
+    Cluster,
     Consumers,
     Http,
     HttpCallback,
@@ -169,7 +170,8 @@ class _Builder:
         values["listeners"] = self.listeners(tree["listeners"])
         values["streams"] = self.named(Stream, "stream", tree.get("streams", {}))
         values["queues"] = self.named(Queue, "queue", tree.get("queues", {}))
-        for section, default in (("log", Log()), ("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback())):
+        for section, default in (("log", Log()), ("http", Http()), ("bans", Bans()), ("jwt", Jwt()), ("http_callback", HttpCallback()),
+                                 ("cluster", Cluster())):  # fmt: skip
             # An invalid value has its default now, about which a message would mislead.
             if section not in self.invalid:
                 for name, reason in values.get(section, default).problems():
@@ -177,7 +179,8 @@ class _Builder:
         self.check_bridges(values.get("bridges", ()))
         settings = Settings(**values)
         for path, reason in [
-            *settings.authentication_problems(), *settings.access_problems(), *settings.archive_problems()
+            *settings.authentication_problems(), *settings.access_problems(), *settings.archive_problems(),
+            *settings.cluster_problems(),
         ]:
             self.problem(path, reason)
         return settings

@@ -8,6 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+import re
+import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -401,6 +403,7 @@ class Http:
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
+MOST_STREAM_PACKET = 48 * 1024 * 1024  # twice as much is less than the 100 MiB that Kafka takes in a request
 LOG_AREAS = ("clients", "packets", "auth", "store", "streams", "network", "http", "bridges")
 SYSLOG_FACILITIES = ("daemon", "user", "auth", "syslog", *(f"local{number}" for number in range(8)))
 
@@ -784,6 +787,95 @@ class Bridge:
 
 
 @dataclass(frozen=True)
+class Cluster:
+    """This node of a cluster; ``engine`` None = no cluster. ``node`` None = the name of this machine, ``link_address`` None =
+    ``link_host``. Kafka's own certificates are ``cafile``, ``certfile`` and ``keyfile``, those of links the others."""
+
+    engine: Optional[str] = _key(OrNone(Choice("kafka"), "off"), "off")
+    id: str = _key(Name("the name of a cluster"), "mqtt")
+    bootstrap_servers: tuple[str, ...] = _key(Texts(), [])
+    security_protocol: str = _key(Choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), "PLAINTEXT")
+    sasl_mechanism: str = _key(Choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"), "PLAIN")
+    sasl_username: Optional[str] = _key(OptionalText(), "")
+    sasl_password: Optional[str] = _secret(OptionalText(), "")
+    sasl_password_file: Optional[Path] = _file_of("sasl_password")
+    cafile: Optional[Path] = _key(OptionalPath(), "")
+    certfile: Optional[Path] = _key(OptionalPath(), "")
+    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    node: Optional[str] = _key(OptionalText(), "")
+    link_host: str = _key(Host(), "127.0.0.1")
+    link_port: int = _key(Integer(1, 65535), 18100)
+    link_address: Optional[str] = _key(OptionalText(), "")
+    link_cafile: Optional[Path] = _key(OptionalPath(), "")
+    link_certfile: Optional[Path] = _key(OptionalPath(), "")
+    link_keyfile: Optional[Path] = _key(OptionalPath(), "")
+    shards: int = _key(Integer(1, 1024), 8)
+    replication: int = _key(Integer(1, 32), 3)
+    min_insync_replicas: int = _key(Integer(1, 32), 2)
+    fsync: bool = _key(Boolean(), True)
+    create_topics: bool = _key(Boolean(), True)
+    session_timeout: float = _key(Duration("500ms", "1h"), "1.5s")
+    append_timeout: float = _key(Duration("100ms", "10m"), "5s")
+    standbys: int = _key(Integer(0, 16), 1)
+    max_record_bytes: int = _key(Size("64KiB", "1GiB"), "900KiB")
+    max_bus_bytes: int = _key(Size("1MiB", "1TiB"), "64MiB")
+    snapshot_bytes: int = _key(Size("1MiB", "1TiB"), "256MiB")
+    snapshot_age: float = _key(Duration("1s", "365d"), "15m")
+
+    @property
+    def configured(self) -> bool:
+        return self.engine is not None
+
+    @property
+    def node_name(self) -> str:
+        return self.node or socket.gethostname()
+
+    @property
+    def address(self) -> str:
+        """The host of this node's links that other nodes use."""
+        return self.link_address or self.link_host
+
+    @property
+    def log_topic(self) -> str:
+        """The topic whose partitions are the logs of the shards."""
+        return f"{self.id}.log"
+
+    def problems(self) -> Iterator[tuple[str, str]]:
+        """Keys that are invalid together, each with the reason."""
+        if not self.configured:
+            if self != Cluster():
+                yield "engine", 'must be "kafka"; without it there is no cluster'
+            return
+        if not self.bootstrap_servers:
+            yield "bootstrap_servers", "is required"
+        for server in self.bootstrap_servers:
+            host, _, port = server.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+                yield "bootstrap_servers", f"must be a list of HOST:PORT, got {server}"
+        if self.security_protocol.startswith("SASL"):
+            for name in ("sasl_username", "sasl_password"):
+                if getattr(self, name) is None and not (name == "sasl_password" and self.sasl_password_file is not None):
+                    yield name, f'is required for security_protocol "{self.security_protocol}"'
+        for name, other in (("certfile", "keyfile"), ("link_certfile", "link_keyfile")):
+            for one, needed in ((name, other), (other, name)):
+                if getattr(self, one) is None and getattr(self, needed) is not None:
+                    yield one, f"is required with {needed}"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", self.node_name):
+            yield "node", "must be 1–64 of A–Z a–z 0–9 _ . -, first a letter or digit"
+        if not self.address or self.address in ("0.0.0.0", "::"):
+            yield "link_address", "is required when link_host is every address of this machine"
+        if not is_loopback(self.link_host):
+            # A link carries the packets of authenticated clients, so both ends must prove who they are.
+            for name in ("link_cafile", "link_certfile"):
+                if getattr(self, name) is None:
+                    yield name, f"is required when links can be reached at {self.link_host or 'every address'}"
+        if self.link_port + self.shards > 65535:
+            yield "link_port", f"must leave room for the ports of {self.shards} shards behind it"
+        if self.min_insync_replicas > self.replication:
+            yield "min_insync_replicas", f"must not be greater than replication, {self.replication}"
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings; ``Settings()`` has the defaults."""
 
@@ -820,6 +912,7 @@ class Settings:
     alarms: Alarms = _section(Alarms)
     redirect: Redirect = _section(Redirect)
     consumers: Consumers = _section(Consumers)
+    cluster: Cluster = _section(Cluster)
     listeners: tuple[Listener, ...] = (Listener(),)
     streams: tuple[Stream, ...] = ()
     bridges: tuple[Bridge, ...] = _tables(Bridge)
@@ -863,6 +956,11 @@ class Settings:
             return self.plugin.object is not None
         return self.password_file_of(listener) is not None
 
+    @property
+    def longest_packet(self) -> int:
+        """The largest `max_packet_size` of all listeners, in bytes."""
+        return max([self.limits.max_packet_size, *(one.max_packet_size or 0 for one in self.listeners)])
+
     def authentication_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Keys of listeners whose authenticators are not configured, each with the reason."""
         for index, listener in enumerate(self.listeners):
@@ -882,6 +980,22 @@ class Settings:
             path = ("http", "access", str(index))
             if access.user is not None and self.acl_file is None:
                 yield path + ("user",), "needs acl_file, whose rules apply to this user"
+
+    def cluster_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
+        """Keys that have no meaning in a cluster, each with the reason."""
+        if not self.cluster.configured:
+            return
+        if self.http.port and self.http.port + self.cluster.shards > 65535:
+            yield ("http", "port"), f"must leave room for the ports of {self.cluster.shards} shards behind it"
+        for name in ("bridges", "queues"):
+            if getattr(self, name):
+                yield (name,), "not available in a cluster"
+        if self.streams and self.longest_packet > MOST_STREAM_PACKET:
+            yield ("limits", "max_packet_size"), "must be at most 48MiB in a cluster with streams, whose messages are records of Kafka"
+        for stream in self.streams:
+            for name, given in (("seal", stream.seal is True), ("archive", stream.archive is not None), ("dedup", stream.dedup)):
+                if given:
+                    yield ("streams", stream.name, name), "not available in a cluster"
 
     def archive_problems(self) -> Iterator[tuple[tuple[str, ...], str]]:
         """Keys of archives in the data directory, each with the reason."""

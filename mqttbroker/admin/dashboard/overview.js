@@ -35,7 +35,7 @@ const CHARTS = [
       "queue full": drops("queue_full", "queue_full_oldest", "total_full", "memory_full"),
       "slow subscriber": drops("slow_subscriber", "memory", "rate"),
       "not authorized": drops("not_authorized"),
-      other: drops("refused", "too_large", "retained_full", "expired", "store_failed"),
+      other: drops("refused", "too_large", "retained_full", "expired", "store_failed", "no_member"),
     },
   ],
   ["Queues on disk", short, { messages: gauge("queued_messages") }],

@@ -1,0 +1,134 @@
+"""The body of a record of changes: a write set, the marks that it stores, and the messages that it publishes.
+
+The body is a msgpack array of three: the changes, as bytes of `sessions.store.commit_log.records` (empty if there are none);
+the marks; the sections of published messages. A section has the topics and the rest of its messages apart, so that a reader
+passes over a message that it does not want at the cost of its topic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+
+import msgspec
+
+from sessions.message import Message
+from sessions.rows import MarkRow
+from sessions.store.commit_log.records import decode, encode
+from sessions.write_set import WriteSet
+
+_Row = Tuple[bytes, int, bool, bytes, str, int, int]
+
+
+_Mark = Tuple[int, int, int, int, bytes, int, bool]
+
+
+class _Section(msgspec.Struct, array_like=True):
+    name: str
+    partition: int
+    topics: List[bytes]
+    retained: List[int]
+    rows: memoryview  # a msgpack array; as bytes, it is passed over at once
+
+
+class _Changes(msgspec.Struct, array_like=True):
+    changes: bytes
+    marks: List[_Mark]
+
+
+class _Published(msgspec.Struct, array_like=True):
+    changes: memoryview
+    marks: List[_Mark]
+    sections: List[_Section]
+
+
+class Section:
+    """Published messages: ``topics`` are those of all messages, ``retained`` the indexes of those with the RETAIN flag.
+
+    ``name`` and ``partition`` are those of `sessions.journal.Journal.append_to_stream`.
+    """
+
+    def __init__(self, found: _Section) -> None:
+        self.name = found.name
+        self.partition = found.partition
+        self.topics = found.topics
+        self.retained = found.retained
+        self._encoded = found.rows
+        self._rows: Optional[List[msgspec.Raw]] = None
+
+    def message(self, index: int) -> Message:
+        """A new `Message`, decoded now. Raises `ValueError` if the bytes are no message."""
+        try:
+            if self._rows is None:
+                self._rows = _decode_rows(self._encoded)
+            return Message(self.topics[index].decode("utf-8"), *_decode_row(self._rows[index]))
+        except (msgspec.MsgspecError, IndexError) as error:
+            raise ValueError(f"not a message: {error}") from None
+
+
+class Published(NamedTuple):
+    """What a body has for readers in other shards."""
+
+    marks: List[MarkRow]
+    sections: List[Section]
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_changes = msgspec.msgpack.Decoder(_Changes).decode
+_decode_published = msgspec.msgpack.Decoder(_Published).decode
+_decode_rows = msgspec.msgpack.Decoder(List[msgspec.Raw]).decode
+_decode_row = msgspec.msgpack.Decoder(_Row).decode
+
+
+def encode_body(write_set: WriteSet) -> bytes:
+    """The body for a write set, of which pages and queries are no part."""
+    streams, marks = write_set.stream_messages, write_set.marks
+    write_set.stream_messages, write_set.marks = {}, []
+    try:
+        changes = encode(write_set, {}) if write_set.has_changes() else b""
+    finally:
+        write_set.stream_messages, write_set.marks = streams, marks
+    return _encode((changes, marks, _sections(streams)))
+
+
+def _sections(streams: Dict[Tuple[str, int], List[Message]]) -> List[Tuple[Any, ...]]:
+    return [
+        (
+            name,
+            partition,
+            [message.topic.encode("utf-8") for message in messages],
+            [index for index, message in enumerate(messages) if message.retain],
+            _encode(
+                [
+                    (
+                        message.payload,
+                        message.qos,
+                        message.retain,
+                        message.properties,
+                        message.publisher,
+                        message.timestamp,
+                        message.expires_at,
+                    )
+                    for message in messages
+                ]
+            ),
+        )
+        for (name, partition), messages in streams.items()
+    ]
+
+
+def changes_of(body: bytes) -> Tuple[Optional[WriteSet], List[MarkRow]]:
+    """The changes of the shard's rows, None if there are none, and its marks. Raises `ValueError` if the bytes are no body."""
+    try:
+        found = _decode_changes(body)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a write set: {error}") from None
+    return decode(found.changes)[0] if found.changes else None, [MarkRow(*mark) for mark in found.marks]
+
+
+def published_of(body: Union[bytes, memoryview]) -> Published:
+    """The marks and the published messages. Raises `ValueError` if the bytes are no body."""
+    try:
+        found = _decode_published(body)
+        return Published([MarkRow(*mark) for mark in found.marks], [Section(each) for each in found.sections])
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"not a write set: {error}") from None

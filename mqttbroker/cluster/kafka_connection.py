@@ -1,0 +1,40 @@
+"""How this node connects to Kafka, and the names that it uses there."""
+
+from __future__ import annotations
+
+import ssl
+from hashlib import sha256
+from typing import Any, Dict
+
+from mqttbroker.config.load import ConfigError
+from mqttbroker.config.settings import Cluster
+
+CLUSTER_ID_BYTES = 8
+
+
+def connection(cluster: Cluster) -> Dict[str, Any]:
+    """The arguments of aiokafka's clients. Raises ConfigError for a certificate that cannot be read."""
+    arguments: Dict[str, Any] = {
+        "bootstrap_servers": list(cluster.bootstrap_servers),
+        "security_protocol": cluster.security_protocol,
+    }
+    if cluster.security_protocol.startswith("SASL"):
+        arguments |= {
+            "sasl_mechanism": cluster.sasl_mechanism,
+            "sasl_plain_username": cluster.sasl_username,
+            "sasl_plain_password": cluster.sasl_password,
+        }
+    if cluster.security_protocol.endswith("SSL"):
+        try:
+            context = ssl.create_default_context(cafile=cluster.cafile)
+            if cluster.certfile is not None:
+                context.load_cert_chain(cluster.certfile, cluster.keyfile)
+        except OSError as error:
+            raise ConfigError([f"cluster: TLS to Kafka: {error}"]) from None
+        arguments["ssl_context"] = context
+    return arguments
+
+
+def record_cluster_id(kafka_cluster_id: str, cluster: Cluster) -> bytes:
+    """What the header of each record names the cluster by, so that a copied or mixed up log is noticed."""
+    return sha256(f"{kafka_cluster_id}/{cluster.id}".encode()).digest()[:CLUSTER_ID_BYTES]
