@@ -23,7 +23,7 @@ BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-before-build test-compiled test-plain test-workers clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-spark spark-versions power-loss check demo dist site pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-before-build test-compiled test-plain test-workers test-cluster clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-cluster chaos-spark spark-versions power-loss check demo cluster-demo dist site pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -42,12 +42,13 @@ $(VENV)/base: pyproject.toml | $(VENV)/created
 # The demo installs only the packages it needs, which keeps a first run short.
 EXTRAS :=
 $(VENV)/demo: EXTRAS := spark jdk demo
+$(VENV)/cluster-demo: EXTRAS := spark jdk demo cluster
 $(VENV)/bench: EXTRAS := bench
 $(VENV)/fuzz: EXTRAS := fuzz
 $(VENV)/lock: EXTRAS := lock
 $(VENV)/dist: EXTRAS := dist
 # `extras` is everything that `make test` needs.
-$(VENV)/extras $(VENV)/demo $(VENV)/bench $(VENV)/fuzz $(VENV)/lock $(VENV)/dist: pyproject.toml | $(VENV)/base
+$(VENV)/extras $(VENV)/demo $(VENV)/cluster-demo $(VENV)/bench $(VENV)/fuzz $(VENV)/lock $(VENV)/dist: pyproject.toml | $(VENV)/base
 	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
 	extras = '$(EXTRAS)'.split() or [name for name in p if name not in ('fuzz', 'lock', 'dist')]; \
 	print(*sum((p[extra] for extra in extras), []), sep='\n')" > $@.txt
@@ -93,6 +94,12 @@ test-workers: interop-tools build
 	env -u PYTHONPATH TEST_WORKERS=2 EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS) \
 	  tests/behaviour tests/conformance tests/durability tests/mqttbroker/net tests/mqttbroker/auth tests/mqttbroker/admin
 	env -u PYTHONPATH TEST_WORKERS=2 PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
+	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
+
+# Three Kafka brokers, from Maven, and clusters of three nodes in the place of brokers, to whose nodes clients connect in turn.
+test-cluster: interop-tools build
+	env -u PYTHONPATH TEST_CLUSTER=3 EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS) tests/conformance
+	env -u PYTHONPATH TEST_CLUSTER=3 PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
 	  $(BIN)/pytest $(PYTEST_ARGS) tests/interop
 
 # The tests marked `slow`.
@@ -169,6 +176,11 @@ CHAOS_SEED ?= 1
 chaos: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(CHAOS_ARGS)
 
+# Kills and stops nodes and Kafka brokers of a cluster under load, then compares as `chaos` does; takes an hour or more.
+CHAOS_CLUSTER_ARGS ?=
+chaos-cluster: $(VENV)/extras build
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_cluster.run --seed $(CHAOS_SEED) $(CHAOS_CLUSTER_ARGS)
+
 # Kills publishers, the broker and Spark's driver while readings go to a table, then counts each reading in the table. About
 # ten minutes per mode: plain; retention (segments are removed, and the reader falls behind); sealing; state, state-delta and
 # state-iceberg kill only the driver of a query with deduplication and windows, in each format.
@@ -215,6 +227,10 @@ check: $(VENV)/extras
 
 demo: $(VENV)/demo build
 	$(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
+
+# Three nodes on three Kafka brokers, which Maven downloads, with a node and a Kafka broker killed on the way. Needs Java and mvn.
+cluster-demo: $(VENV)/cluster-demo build
+	$(BIN)/python -P -m mqttbroker.cli.cluster_demo $(if $(DATA),--data "$(DATA)")
 
 # The documentation as a site in build/site. `make site SITE=serve` shows it at http://127.0.0.1:8000 while pages are edited.
 SITE ?= build

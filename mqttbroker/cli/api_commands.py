@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from mqttbroker.cli import broker_api, stream_commands
+from mqttbroker.cli import broker_api, cluster_commands, stream_commands
 from mqttbroker.cli.broker_api import DONE, EXIT_STATUSES, FAILED, WRONG_CALL, BrokerApi, CommandError, in_path
 from mqttbroker.cli.new_password import ask_password
 from mqttbroker.cli.tables import brief, cell, duration, print_fields, print_json, print_table
@@ -529,6 +529,16 @@ COMMANDS = (
         _argument("--write", metavar="FILE", help="a capture file for Wireshark; - = stdout"),
         _argument("--payload", action="store_const", const=True, help="with payloads"),
     )),
+    Command("cluster", "status", "the nodes and shards of a cluster", cluster_commands.status),
+    Command("cluster", "move", "have a node own a shard", cluster_commands.move,
+            (_argument("shard", metavar="SHARD", type=int, help="its number"),
+             _argument("node", metavar="NODE", help="the name of the node")),
+            "The shard stays there while the node is in the cluster"),
+    Command("cluster", "drain", "have other nodes take all shards of a node", cluster_commands.drain,
+            (_argument("--undo", action="store_true", help="let it have shards again"),),
+            "It returns when the node has none. SIGTERM does the same before a node ends"),
+    Command("cluster", "snapshot", "write snapshots of a node's shards", cluster_commands.snapshot, (),
+            "Each shard does so by itself as cluster.snapshot_bytes and cluster.snapshot_age say"),
     Command("reload", "", "have a running broker reload its configuration", reload),
     Command("backup-now", "", "have a running broker back up below its http.backup_dir", backup_now,
             (_argument("name", metavar="NAME", help="of the new directory"),)),
@@ -542,7 +552,9 @@ GROUPS = {
     "bans": "list, add and lift bans",
     "alarms": "list and acknowledge alarms",
     "streams": "list, show, create, alter, delete and tail streams",
+    "cluster": "show nodes and shards of a cluster, move shards",
 }
+_DEFAULT_ACTIONS = {"cluster": "status"}  # of the other groups it is "list"
 _NAMES = {command.group for command in COMMANDS}
 
 
@@ -570,11 +582,11 @@ def _add(parsers: Any, name: str, command: Command) -> None:
 
 
 def with_action(words: list[str]) -> list[str]:
-    """The words of a call, with ``list`` where a group has no action."""
+    """The words of a call, with ``list`` or ``status`` where a group has no action."""
     if not words or words[0] not in GROUPS:
         return words
     has_action = len(words) > 1 and (not words[1].startswith("-") or words[1] in ("-h", "--help"))
-    return words if has_action else [words[0], "list", *words[1:]]
+    return words if has_action else [words[0], _DEFAULT_ACTIONS.get(words[0], "list"), *words[1:]]
 
 
 def run(options: argparse.Namespace) -> int:

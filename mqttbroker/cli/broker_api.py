@@ -129,10 +129,22 @@ class BrokerApi:
         if not error.detail:
             return CommandError(str(error), AWAY)
         unknown_path = not error.field and error.detail.startswith(("Not Found:", "Method Not Allowed:"))
+        if unknown_path and self._is_node():
+            path = error.detail.partition(": ")[2]
+            return CommandError(f"{path}: not available at a node of a cluster; the cores of its shards have HTTP servers", FAILED)
         if unknown_path or "unknown parameter" in error.detail:
             reason = f"{self.url} is {self._version()}, this command is of {__version__}: {error.detail}"
             return CommandError(reason, AWAY)
         return CommandError(error.detail, FAILED)
+
+    def _is_node(self) -> bool:
+        """Whether it is the node process of a cluster."""
+        from bridge_spark.source.http_client import HttpError
+
+        try:
+            return "nodes" in self._client.get_json(f"{API}/cluster")
+        except (HttpError, TypeError):
+            return False
 
     def _version(self) -> str:
         from bridge_spark.source.http_client import HttpError

@@ -219,12 +219,12 @@ async def replay_all(sensors: list[Sensor], port: int, advance: Callable[[int], 
 
 
 class Ingest:
-    """The ingest job in a thread: it reads from the broker's HTTP address and writes a table of Parquet files."""
+    """The ingest job in a thread: it reads from ``source`` and writes a table of Parquet files."""
 
-    def __init__(self, spark: SparkSession, http_port: int, table: Path, moved: Callable[[int], None]) -> None:
+    def __init__(self, spark: SparkSession, source: dict[str, str], table: Path, moved: Callable[[int], None]) -> None:
         columns = ["topic", "qos", "partition", "offset", "timestamp as received", "client_id"]
         self.config = parse_config({
-            "source": {"url": f"http://127.0.0.1:{http_port}"},
+            "source": source,
             "tables": {"readings": {
                 "stream": "sensors", "format": "json", "columns": columns, "output": str(table),
                 "schema": "seq long not null, ts timestamp, value double not null",
@@ -238,10 +238,10 @@ class Ingest:
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name="ingest")
 
-    def wait_for(self, rows: int) -> None:
-        """Wait until ``rows`` messages have arrived, or none has for `STALLED_SECONDS`."""
+    def wait_for(self, rows: int, stalled: float = STALLED_SECONDS) -> None:
+        """Wait until ``rows`` messages have arrived, or none has for ``stalled`` seconds."""
         seen, since = -1, time.monotonic()
-        while self.thread.is_alive() and self.rows + self.bad < rows and time.monotonic() - since < STALLED_SECONDS:
+        while self.thread.is_alive() and self.rows + self.bad < rows and time.monotonic() - since < stalled:
             if self.rows + self.bad != seen:
                 seen, since = self.rows + self.bad, time.monotonic()
             self.stop.wait(0.1)
@@ -332,7 +332,7 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
             with bars:
                 published = bars.add_task("published", total=total)
                 ingested = bars.add_task("in the table", total=total)
-                ingest = Ingest(spark, http_port, table, lambda rows: bars.update(ingested, completed=rows))
+                ingest = Ingest(spark, {"url": f"http://127.0.0.1:{http_port}"}, table, lambda rows: bars.update(ingested, completed=rows))
                 ingest.thread.start()
                 try:
                     retained = asyncio.run(replay_all(sensors, port, lambda count: bars.advance(published, count)))

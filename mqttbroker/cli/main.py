@@ -7,15 +7,16 @@ status 1. Modules are imported by the commands that need them, so that the other
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import platform
 import sys
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, List, Mapping, NoReturn, Optional, Sequence
+from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.cli import api_commands, consumers_command, doctor, import_command
+from mqttbroker.cli import api_commands, consumers_command, doctor, import_command, import_store_command
 from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
@@ -80,6 +81,7 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
     completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     import_command.add_parser(commands)
+    import_store_command.add_parser(commands)
     for command, text in _OWN_PARSERS.items():
         parents = [each for name, each in own.items() if name == command]
         commands.add_parser(command, help=text, add_help=False, parents=parents)
@@ -139,6 +141,8 @@ def _run(words: List[str]) -> int:
             return api_commands.run(options)
         if options.command == import_command.COMMAND:
             return import_command.run(options)
+        if options.command == import_store_command.COMMAND:
+            return import_store_command.run(options)
         return _serve(options)
     except ConfigError as error:
         print(error, file=sys.stderr)
@@ -181,9 +185,20 @@ def _serve(options: argparse.Namespace) -> int:
         return _print_config(load_settings(options.config, os.environ, flags, _print_warning))
     warnings: list[str] = []
     settings = load_settings(options.config, os.environ, flags, warnings.append)
+    if settings.cluster.configured:
+        return _serve_node(settings, reread, warnings)
     from mqttbroker.server import serve
 
     return serve(settings, reread, warnings)
+
+
+def _serve_node(settings: Settings, reread: Callable[[], Settings], warnings: List[str]) -> int:
+    if importlib.util.find_spec("aiokafka") is None:
+        print("mqttbroker: [cluster] needs aiokafka: pip install 'mqttbroker[cluster]'", file=sys.stderr)
+        return 1
+    from mqttbroker.cluster_node import serve_node
+
+    return serve_node(settings, reread, warnings)
 
 
 def _top(words: Sequence[str]) -> int:
