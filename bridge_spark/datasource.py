@@ -52,6 +52,7 @@ from bridge_spark.sink.writer import BatchWriter, StreamWriter
 from bridge_spark.source import offsets, read_range
 from bridge_spark.source.errors import SourceError
 from bridge_spark.source.explain import explain_plan
+from bridge_spark.source.kafka_options import SERVERS
 from bridge_spark.source.known_columns import check_column
 from bridge_spark.source.offsets import Offsets
 from bridge_spark.source.open_storage import open_storage
@@ -125,7 +126,7 @@ class MqttDataSource(DataSource):
         self._parsed: Optional[SourceOptions] = None
         if is_writing() or sink_options.are_for_writing(options):
             return
-        if self._given.has("path", "url", "stream"):
+        if self._given.has("path", "url", "stream", SERVERS):
             self._parsed = _check(self._given.of_query())
 
     @classmethod
@@ -162,7 +163,7 @@ class MqttDataSource(DataSource):
     def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
         if self._parsed is None:
             self._parsed = _check(self._given.for_schema(
-                schema, "path", "give 'path' or 'url'; for a table, CREATE TABLE must have no list of columns, as Spark "
+                schema, "path", "give 'path', 'url' or 'kafka.bootstrap.servers'; for a table, CREATE TABLE must have no list of columns, as Spark "
                 "drops its options then: use the option 'schema'"))
         return self._parsed
 

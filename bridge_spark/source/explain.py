@@ -12,7 +12,8 @@ from bridge_spark.source.storage import Archive, Manifest
 def explain_plan(options: SourceOptions, manifest: Manifest, tasks: Sequence[Sequence[Slice]]) -> str:
     """A line per partition: offsets, files and bytes that are read, of those that are kept."""
     slices = [part for task in tasks for part in task]
-    lines = [f"mqtt source: stream {options.stream!r} of {options.url or options.path!r}: "
+    where = ",".join(options.kafka.servers) if options.kafka is not None else options.url or options.path
+    lines = [f"mqtt source: stream {options.stream!r} of {where!r}: "
              f"{_count(len(tasks), 'task')}, {sum(part.end_offset - part.start_offset for part in slices):,} offsets"]
     for number, state in sorted(manifest.items()):
         found = [part for part in slices if part.partition == number]

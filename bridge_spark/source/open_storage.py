@@ -15,10 +15,16 @@ def open_storage(options: SourceOptions, patient: bool = False) -> Storage:
     ``patient``: without the option fetch.numRetries, wait for a broker that restarts.  Otherwise a wrong address is
     reported within seconds.
     """
+    retries = options.fetch_retries
+    if retries is None:
+        retries = PATIENT_RETRIES if patient else RETRIES
+    if options.kafka is not None:
+        # Imported here: only readers of a cluster need a client of Kafka.
+        from bridge_spark.source.kafka_storage import KafkaStorage
+
+        return KafkaStorage(options.kafka, options.stream, retries, options.fetch_retry_interval_ms / 1000,
+                            options.request_timeout_ms / 1000)
     if options.url is not None:
-        retries = options.fetch_retries
-        if retries is None:
-            retries = PATIENT_RETRIES if patient else RETRIES
         return HttpStorage(
             options.url, options.stream, options.token, options.ca_file, retries,
             options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000, options.archive)

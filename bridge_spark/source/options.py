@@ -15,6 +15,7 @@ from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import option_values as values
 from bridge_spark.source.archive_options import ARCHIVE_OPTION_NAMES, archive_options
 from bridge_spark.source.archive_reader import ArchiveOptions
+from bridge_spark.source.kafka_options import KAFKA_OPTION_NAMES, KafkaOptions, kafka_options
 from bridge_spark.source.option_values import EARLIEST, LATEST, OffsetSpec, OptionError
 from bridge_spark.source.payload_options import PAYLOAD_OPTION_NAMES, PayloadOptions, payload_options
 from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_pattern
@@ -54,14 +55,17 @@ OPTION_NAMES = (
     "fetch.numRetries",
     "fetch.retryIntervalMs",
     "fetch.timeoutMs",
+    *KAFKA_OPTION_NAMES,
     *ARCHIVE_OPTION_NAMES,
     *PAYLOAD_OPTION_NAMES,
 )
-_URL_ONLY = ("token", "tokenFile", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
+_URL_ONLY = ("token", "tokenFile", "caFile")
+_REMOTE_ONLY = ("fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
 _BATCH_ONLY = ("endingOffsets", "endingOffsetsByTimestamp", "endingTimestamp")
 _KAFKA_NAMES = {
-    "kafka.bootstrap.servers": "url",
-    "kafka.ssl.truststore.location": "caFile",
+    "kafka.ssl.truststore.location": "kafka.ssl.ca.location",
+    "kafka.ssl.keystore.location": "kafka.ssl.certificate.location",
+    "kafka.sasl.jaas.config": "kafka.sasl.username",
     "kafka.group.id": "consumer",
     "groupidprefix": "consumer",
     "subscribe": "stream",
@@ -81,7 +85,7 @@ _NAMES = values.OptionNames(
 class SourceOptions:
     """Checked options.
 
-    Exactly one of ``path`` and ``url`` is set.  ``starting_offsets`` is None for the default (earliest for a batch,
+    Exactly one of ``path``, ``url`` and ``kafka`` is set.  ``starting_offsets`` is None for the default (earliest for a batch,
     latest for a stream).  Precedence of starts and ends: timestamp, timestamps per partition, offsets.  Timestamps are
     microseconds since the epoch.
     """
@@ -118,6 +122,7 @@ class SourceOptions:
     payload: Optional[PayloadOptions] = None
     topic_pattern: Optional[TopicPattern] = None
     archive: ArchiveOptions = ArchiveOptions()
+    kafka: Optional[KafkaOptions] = None
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -126,12 +131,18 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
     path, url = given.get("path"), values.url(given, "url")
     if path is not None and url is not None:
         raise OptionError("url", "cannot be given together with 'path'")
-    if path is None and url is None:
-        raise OptionError("path", "missing: give 'path' (data directory) or 'url' (the broker's HTTP address)")
+    kafka = kafka_options(given)
+    if path is None and url is None and kafka is None:
+        raise OptionError("path", "missing: give 'path' (data directory), 'url' (the broker's HTTP address), or "
+                                  "'kafka.bootstrap.servers' (a cluster)")
     if url is None:
-        for name in _URL_ONLY:
+        for name in _URL_ONLY if kafka is not None else (*_URL_ONLY, *_REMOTE_ONLY):
             if name in given:
                 raise OptionError(name, "is for 'url' only")
+    if kafka is not None:
+        for name in ("skipCorruptBatches", *ARCHIVE_OPTION_NAMES):
+            if name in given:
+                raise OptionError(name, "has no meaning for a cluster, whose streams are topics of Kafka")
     most, least = values.positive(given, "maxOffsetsPerTrigger"), values.positive(given, "minOffsetsPerTrigger")
     if most is not None and least is not None and least > most:
         raise OptionError("minOffsetsPerTrigger", f"{least} is more than 'maxOffsetsPerTrigger', {most}")
@@ -171,6 +182,7 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         payload=payload_options(given),
         topic_pattern=pattern,
         archive=archive_options(given),
+        kafka=kafka,
     )
 
 

@@ -29,7 +29,7 @@ from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.source.damage import CorruptSegment, skip_damage
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.plan import Slice
-from bridge_spark.source.storage import SegmentGone, Storage, StreamError, segments_between
+from bridge_spark.source.storage import RecordStorage, SegmentGone, Storage, StreamError, segments_between
 
 ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
@@ -96,7 +96,7 @@ def _stored_rows(
     while waiting:
         part = waiting.pop(0)
         reached = part.start_offset
-        read = _sealed_rows if is_sealed(part.file) else _log_rows
+        read = _records if isinstance(storage, RecordStorage) else _sealed_rows if is_sealed(part.file) else _log_rows
         try:
             for first, end, rows in read(storage, part, builder):
                 if rows is not None:
@@ -125,6 +125,11 @@ def look_up(storage: Storage, part: Slice) -> list[Slice]:
     if reached < part.end_offset:
         raise SegmentGone(f"mqtt source: {storage.describe(part.partition, part.file)} is gone")
     return found
+
+
+def _records(storage: Storage, part: Slice, builder: ColumnBuilder) -> Iterator[OffsetRows]:
+    assert isinstance(storage, RecordStorage)
+    return storage.rows(part, builder.stored_columns)
 
 
 def _log_rows(storage: Storage, part: Slice, builder: ColumnBuilder) -> Iterator[OffsetRows]:

@@ -6,10 +6,10 @@ inside a manifest, so they never see a record that is not committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional, Protocol
+from typing import Any, Optional, Protocol, runtime_checkable
 
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.footer import read_footer
@@ -74,6 +74,14 @@ class PartitionState:
 
 
 Manifest = dict[int, PartitionState]
+
+
+@runtime_checkable
+class RecordStorage(Protocol):
+    """A storage without files."""
+
+    def rows(self, part: Any, stored: Sequence[str]) -> Iterator[tuple[int, int, Any]]:
+        """The first offset, the end offset and the rows of each record batch of a slice."""
 
 
 class Storage(Protocol):

@@ -16,6 +16,7 @@ from urllib.parse import unquote
 from pyspark.sql.types import StructType
 
 from bridge_spark.source.archive_options import ARCHIVE_SECRETS
+from bridge_spark.source.kafka_options import PASSWORD, SERVERS
 from bridge_spark.source.option_values import OptionError
 
 _PREFIX = "option."
@@ -60,10 +61,12 @@ def _table_options(properties: Mapping[str, str]) -> dict[str, str]:
     """The options among a table's properties; raises `OptionError`."""
     lower = {key.lower(): value for key, value in properties.items()}
     options = {key.removeprefix(_PREFIX): value for key, value in lower.items() if key.startswith(_PREFIX)}
-    if "path" not in options and "url" not in options and "location" in lower:
+    if options.keys().isdisjoint(("path", "url", SERVERS)) and "location" in lower:
         options["path"] = lower["location"]
     if "token" in options:
         raise OptionError("token", "cannot be kept in a table, where anyone could read it: give 'tokenFile'")
+    if PASSWORD in options:
+        raise OptionError(PASSWORD, "cannot be kept in a table, where anyone could read it: give 'kafka.sasl.passwordFile'")
     for name in ARCHIVE_SECRETS:
         if name.lower() in options:
             raise OptionError(name, "cannot be kept in a table, where anyone could read it: give it in the environment")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Optional
 from urllib.parse import urlsplit
 
+from bridge_spark.source.kafka_options import SERVERS
 from bridge_spark.source.options import OptionError, parse_options
 from bridge_spark.source.payload_options import PAYLOAD_KEYS, PayloadOptionError, in_keys, payload_options
 from bridge_spark.source.topic_levels import PatternError, parse_pattern
@@ -47,7 +48,23 @@ _DEFAULT_SCHEMA = {
 _SPARK_PARSES = ("json", "csv")
 _COLUMN = re.compile(r"([a-z_]+)(?:\s+as\s+(\w+))?", re.IGNORECASE)
 _FIELD = re.compile(r"(.+?)(?:\s+as\s+(\w+))?", re.IGNORECASE)
-_SOURCE_KEYS = {"path": "path", "url": "url", "token": "token", "token_file": "tokenFile", "ca_file": "caFile"}
+_SOURCE_KEYS = {
+    "path": "path",
+    "url": "url",
+    "token": "token",
+    "token_file": "tokenFile",
+    "ca_file": "caFile",
+    "bootstrap_servers": SERVERS,
+    "cluster_id": "clusterId",
+    "security_protocol": "kafka.security.protocol",
+    "sasl_mechanism": "kafka.sasl.mechanism",
+    "sasl_username": "kafka.sasl.username",
+    "sasl_password": "kafka.sasl.password",
+    "sasl_password_file": "kafka.sasl.passwordFile",
+    "kafka_ca_file": "kafka.ssl.ca.location",
+    "kafka_certificate_file": "kafka.ssl.certificate.location",
+    "kafka_key_file": "kafka.ssl.key.location",
+}
 
 
 @dataclass(frozen=True)
@@ -188,10 +205,10 @@ def parse_config(document: Mapping[str, Any], where: str = "ingest") -> IngestCo
     source = Section(where, "source", top.table("source"))
     given = {option: source.text(key) for key, option in _SOURCE_KEYS.items() if key in source.values}
     retries = source.number("retries")
-    if "url" in given:
+    if "url" in given or SERVERS in given:
         given[RETRY_OPTION] = str(retries or RETRIES)
     elif retries is not None:
-        raise source.error("retries", "is for 'url' only")
+        raise source.error("retries", "is for 'url' and 'bootstrap_servers' only")
     source.finish()
     spark = Section(where, "spark", top.table("spark"))
     master = spark.text("master") if "master" in spark.values else None

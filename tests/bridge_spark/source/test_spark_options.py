@@ -93,7 +93,7 @@ REFUSED = [
     (BASE | {"archive.endpoint": "http://k:s@h"}, "archive.endpoint", "must not have credentials"),
     (BASE | {"archive.sessionToken": "t"}, "archive.sessionToken", "needs 'archive.accessKey' and 'archive.secretKey'"),
     (BASE | {"includeHeaders": "true"}, "includeHeaders", "option of the Kafka source is 'includeUserProperties'"),
-    ({"kafka.bootstrap.servers": "h:1"}, "kafka.bootstrap.servers", "is 'url'"),
+    ({"kafka.bootstrap.servers": "h:1", "path": "d"}, "path", "cannot be given together"),
     (BASE | {"subscribe": "s"}, "subscribe", "is 'stream'"),
     (BASE | {"url": "http://h:1"}, "url", "together with 'path'"),
     ({"stream": "s"}, "path", "missing"),

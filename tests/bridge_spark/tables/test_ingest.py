@@ -39,7 +39,7 @@ REFUSED = [
     ({"tables": {}}, "tables: there is none"),
     ({"sorce": {}}, "sorce: unknown key"),
     ({"source": {"path": "d", "port": 1}}, "source.port: unknown key"),
-    ({"source": {"path": "d", "retries": 3}}, "source.retries: is for 'url' only"),
+    ({"source": {"path": "d", "retries": 3}}, "source.retries: is for 'url' and 'bootstrap_servers' only"),
     ({"source": {"path": "d", "ca_file": "x"}}, "tables.t: option 'caFile': is for 'url' only"),
     ({"tables": {"t": {"output": "o", "schema": "a int"}}}, "tables.t.stream: is missing"),
     ({"tables": {"t": {"stream": "s", "schema": "a int"}}}, "tables.t.output: is missing"),
