@@ -12,6 +12,11 @@ from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("support")
 
+if os.environ.get("TEST_CLUSTER"):
+    from support import clustered_broker
+
+    clustered_broker.use()
+
 from support.broker_process import BrokerProcess  # noqa: E402
 
 # Subprocesses start in directories of their own and must find the same modules as this process.

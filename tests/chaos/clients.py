@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Sequence
+from itertools import cycle
 from random import Random
-from typing import NamedTuple, Optional
+from typing import Optional
 
 from chaos.device import Device, Link
 from chaos.record import RETAINED, RETAINED_TOPICS, Record, Sent
@@ -19,12 +22,21 @@ WINDOW = 40  # messages in flight per publisher
 TRIES = 50  # round trips within which retained messages must arrive
 
 
-class Broker(NamedTuple):
-    """The broker as clients see it: ``up`` is set while it listens, ``finishing`` after the last kill."""
+class Broker:
+    """The broker as clients see it: ``up`` is set while it listens, ``finishing`` after the last kill.
 
-    port: int
-    up: asyncio.Event
-    finishing: asyncio.Event
+    Clients connect to the ``ports`` in turn.
+    """
+
+    def __init__(self, ports: Sequence[int]) -> None:
+        self.up = asyncio.Event()
+        self.finishing = asyncio.Event()
+        self._ports = cycle(ports)
+
+    @property
+    def port(self) -> int:
+        """The port for the next connection."""
+        return next(self._ports)
 
 
 class Client(Device):
@@ -146,10 +158,14 @@ class Subscriber(Client):
 
 
 class RetainedReader(Device):
-    """Repeatedly subscribes to all retained messages and compares them with the acknowledged ones."""
+    """Repeatedly subscribes to all retained messages and compares them with the acknowledged ones.
 
-    def __init__(self, name: str, version: int, record: Record, seed: str) -> None:
+    They must arrive within `TRIES` round trips, and in a cluster within ``patience`` seconds.
+    """
+
+    def __init__(self, name: str, version: int, record: Record, seed: str, patience: float = 0.0) -> None:
         super().__init__(name, version, record, False)
+        self.patience = patience
         self.random = Random(f"{seed}:{name}")
         self.found: dict[str, Optional[Sent]] = {}
 
@@ -165,7 +181,10 @@ class RetainedReader(Device):
         expected = dict(self.record.last_retained)
         self.found = {}
         if await self.subscribe(f"{RETAINED_TOPICS}#", 2):
-            for _ in range(TRIES):
+            until = time.monotonic() + self.patience
+            tries = 0
+            while tries < TRIES or time.monotonic() < until:
+                tries += 1
                 if not await self.ping():
                     break
                 wrong = [text for topic, floor in expected.items() if (text := self._judge(topic, floor))]

@@ -214,11 +214,17 @@ class Device:
             self.known = self.known or isinstance(packet, Suback)
             if not link.reply.done():
                 link.reply.set_result(True)
-        elif not isinstance(packet, Disconnect) or link is self.link:
+        elif not isinstance(packet, Disconnect) or (
+            link is self.link and packet.reason_code not in self.record.unavailable
+        ):
             code = getattr(packet, "reason_code", 0)
             self.fault(PROTOCOL, f"was sent {type(packet).__name__} with reason code {code:#x}")
 
     def _connacked(self, link: Link, packet: Connack) -> None:
+        if packet.reason_code in self.record.unavailable and not link.connack.done():
+            link.connack.set_result(False)
+            link.cut()
+            return
         self.record.checked[SESSION] += self.known
         if packet.reason_code or link.connack.done():
             self.fault(PROTOCOL, f"was sent CONNACK with reason code {packet.reason_code:#x}")

@@ -48,7 +48,8 @@ class Sent(NamedTuple):
 class Record:
     """The record of one run.
 
-    ``on_packet`` is called with the name of every packet that a client receives, ``progressed`` after it.
+    A CONNACK or DISCONNECT with a reason code among ``unavailable`` is no fault: the client connects again. ``on_packet``
+    is called with the name of every packet that a client receives, ``progressed`` after it.
     """
 
     def __init__(self) -> None:
@@ -64,6 +65,7 @@ class Record:
         self.checked: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
         self.faults: dict[str, list[str]] = {row: [] for row in ROWS}
+        self.unavailable: frozenset[int] = frozenset()
         self.on_packet: Callable[[str], None] = lambda kind: None
         self.progressed: Callable[[], None] = lambda: None
 

@@ -77,7 +77,7 @@ class Run:
     async def run(self) -> None:
         """Run to the end and check the record."""
         await asyncio.to_thread(self.process.start)
-        self.broker = Broker(self.process.port, asyncio.Event(), asyncio.Event())
+        self.broker = Broker([self.process.port])
         self.broker.up.set()
         for subscriber in self.subscribers:
             assert await subscriber.connect(self.process.port) and await subscriber.arrived()

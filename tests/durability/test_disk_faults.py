@@ -254,7 +254,8 @@ def test_a_full_file_system(tmp_path: Path) -> None:
         while clients.publish(5, 1, f"{len(clients.accepted)} {big}".encode()) == 0:
             pass
         assert clients.publish_all(f"during {big}") == [0x97, 0x97, -1, -1]
-        assert "full" in unready(broker) or "No space" in unready(broker)
+        reason = unready(broker)  # that of the last commit, which varies
+        assert "full" in reason or "No space" in reason
         broker.restart(kill=True)
         clients.listen()
         assert clients.publish(4, 2, f"still {big}".encode()) == -1

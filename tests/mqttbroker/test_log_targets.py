@@ -125,6 +125,7 @@ def test_the_log_of_a_broker_is_a_file_that_is_rotated(start_broker: Start, tmp_
     file = tmp_path / "broker.log"
     broker = start_broker(config=f'log.to = ["file", "stderr"]\nlog.file = "{file}"\nlog.level = "info"\n')
     assert file.stat().st_mode & 0o777 == 0o600
+    broker.wait_for_log("event=started")
     file.rename(tmp_path / "broker.log.1")
     after = len(broker.lines)
     os.kill(broker.pid, signal.SIGHUP)

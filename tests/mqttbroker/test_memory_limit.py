@@ -15,16 +15,18 @@ from support.core import Core
 
 from mqttbroker import memory_limit
 from mqttbroker.config.setting_kinds import MemorySize
-from mqttbroker.config.settings import Limits, Listener, Settings
+from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
 from mqttbroker.memory_limit import (
     MemoryWatch,
     ProcessesMemory,
     ProcessMemory,
     available_memory,
+    divided_memory,
     memory_bytes,
     memory_warning,
     part_limits,
 )
+from mqttbroker.shard_process import core_settings
 
 GIB = 1 << 30
 
@@ -164,3 +166,15 @@ def test_the_sum_of_all_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert memory_warning(dataclasses.replace(defaults, limits=Limits(max_memory=20 * GIB))) == ""
     secure = dataclasses.replace(defaults, listeners=(Listener(type="tls"),))
     assert part_limits(secure)["max_connections"] == found["max_connections"] * 13
+
+
+def test_cores_of_a_node_divide_a_share_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory_limit, "available_memory", lambda: 10 * GIB)
+    settings = Settings(cluster=Cluster(shards=4))
+    assert core_settings(settings, 3).limits.max_memory == 6 * GIB // 4
+    assert divided_memory("50%", 5) == GIB
+    assert divided_memory("auto", 1000) == 64 << 20
+    assert divided_memory(2 * GIB, 4) == 2 * GIB, "a size is that of each core"
+    assert divided_memory(None, 4) is None
+    monkeypatch.setattr(memory_limit, "available_memory", lambda: None)
+    assert divided_memory("auto", 4) is None

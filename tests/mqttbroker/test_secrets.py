@@ -35,6 +35,7 @@ KEYS = {
     "http_callback.headers": f"{MARK}-header",
     "plugin.options": f"{MARK}-option",
     "bridges.password": f"{MARK}-bridge",
+    "cluster.sasl_password": f"{MARK}-kafka",
 }
 PASSWORD, SCRAM_PASSWORD, GUESS = f"{MARK}-password", f"{MARK}-scram", f"{MARK}-guess"
 PAYLOAD, WILL = f"{MARK}-payload", f"{MARK}-will"
@@ -72,6 +73,24 @@ def http(broker: BrokerProcess, path: str, token: str = KEYS["http.token"]) -> s
             return str(response.headers) + response.read().decode()
     except urllib.error.HTTPError as error:
         return str(error.headers) + error.read().decode()
+
+
+def test_no_output_of_a_node_has_the_password_for_kafka(capsys: pytest.CaptureFixture[str]) -> None:
+    cluster = {
+        "engine": "kafka", "bootstrap_servers": ["127.0.0.1:9"], "security_protocol": "SASL_PLAINTEXT",
+        "sasl_username": "node", "sasl_password": KEYS["cluster.sasl_password"],
+    }  # fmt: skip
+    node = BrokerProcess(config={"cluster": cluster, "log": {"level": "debug"}})
+    try:
+        node.launch()
+        node.wait_for_log("event=kafka_not_ready", 30.0)
+        node.terminate()
+        main(["check-config", str(node.config), "--print-config"])
+        for text in (node.log, *capsys.readouterr()):
+            assert "sasl_username" in text or "kafka_not_ready" in text or not text
+            assert MARK not in text
+    finally:
+        node.close()
 
 
 def send_bad_http(broker: BrokerProcess, request: bytes) -> None:

@@ -87,12 +87,13 @@ LAYERS = {
     "mqttbroker.config": "",
     "mqttbroker.core": "codec",
     "mqttbroker.net": "codec config core",
-    "mqttbroker.worker": "net allocator file_limit logs",
+    "mqttbroker.cluster": "codec config core net",
+    "mqttbroker.worker": "codec core cluster net allocator file_limit logs",
     "mqttbroker.auth": "codec config core",
     "mqttbroker.bridges": "codec config core net auth",
     "mqttbroker.admin": "codec config core net auth bridges log_levels",
     "mqttbroker.migration": "codec config core auth admin",
-    "mqttbroker.cli": "codec config core net auth admin migration server config_check file_limit logs",
+    "mqttbroker.cli": "codec config core net cluster auth admin migration server cluster_node config_check file_limit logs",
 }
 
 

@@ -70,6 +70,7 @@ PRINTED = {
     ("README.md", ""): "what `make demo` prints, and the parts of the broker",
     ("docs/architecture.md", ""): "the parts of the broker",
     ("docs/bridges.md", ""): "the parts of a bridge",
+    ("docs/cluster.md", ""): "the parts of a cluster",
     ("docs/commands.md", ""): "what `mqttbroker doctor` prints",
     ("docs/http.md", ""): "what `mqttbroker consumers` prints",
     ("docs/spark-issue-filter-pushdown.md", "python"): "a defect of Spark, which test_datasource.py shows with our source",
@@ -78,7 +79,7 @@ RUN_HERE = (
     "README.md", "docs/authentication.md", "docs/commands.md", "docs/configuration.md", "docs/durability.md", "docs/http.md",
     "docs/install.md", "docs/migration.md", "docs/monitoring.md",
 )  # fmt: skip
-SHELL_PAGES = (*RUN_HERE, "CONTRIBUTING.md", "docs/performance.md")
+SHELL_PAGES = (*RUN_HERE, "CONTRIBUTING.md", "docs/cluster.md", "docs/performance.md")
 
 # Commands that do not run here, by their beginning: the reason, or the test that runs them.
 NOT_RUN = {
@@ -93,6 +94,10 @@ NOT_RUN = {
     "printf '#!/bin/sh": "a peer for the comparison with a second checkout",
     "chmod +x before.sh": "the same",
     "mqttbroker alarms acknowledge": "needs an alarm; test_api_commands.py",
+    "mqttbroker cluster": "needs a cluster; test_nodes.py",
+    "mqttbroker serve --config node-": "needs Kafka; test_nodes.py",
+    "mqttbroker import-store": "needs Kafka; ../mqttbroker/cluster/test_store_import.py",
+    "pip install 'mqttbroker[cluster]'": "test_packaging.py has the extras",
     "mqttbroker top": "needs a terminal; test_top.py",
     "mqttbroker sub -h broker": "the same options run in test_mqtt_commands.py",
     "mqttbroker pub -h broker": "the same options run in test_mqtt_commands.py",
@@ -120,7 +125,10 @@ SUBSTITUTED = {
     },
     "docs/http.md": {"http://127.0.0.1:18083": "$MQTTBROKER_API_URL", "/run/secrets/admin": "$PWD/token"},
     "docs/install.md": {"helm install": "helm template"},
-    "docs/migration.md": {"/etc/mosquitto": "$PWD", "/srv/mqttbroker": "$PWD/srv"},
+    "docs/migration.md": {
+        "/etc/mosquitto": "$PWD", "/srv/mqttbroker": "$PWD/srv", "/etc/mqttbroker": "$PWD/etc",
+        "/var/lib/mqttbroker": "$PWD/restored", "chown -R mqttbroker:": "chown -R $(id -un):",
+    },
     "docs/monitoring.md": {
         "trace --client dev-7": "trace --client dev-7 --seconds 1", "--seconds 600 --write": "--seconds 1 --write",
         "--write - | wireshark -k -i -": "--seconds 1 --write - | cat >capture",
@@ -143,10 +151,15 @@ mqttbroker() {
   esac
 }
 """
+# That of a Mosquitto 2.0 without clients.
+MOSQUITTO_DATABASE = "ALUAbW9zcXVpdHRvIGRiAAAAAAAAAAYAAAABAAAAEDQAAAAAAAAAAQgAAAAAAAA="
 OPERATORS = {"|", ">", "<", "&", "&&", ";"}
 PREPARED = {
     "docs/durability.md": ["mqttbroker serve --data-dir stopped"],
-    "docs/migration.md": ["echo persistence false >mosquitto.conf"],
+    "docs/migration.md": [
+        f"echo {MOSQUITTO_DATABASE} | base64 -d >mosquitto.db",
+        'printf "persistence true\npersistence_location $PWD/\n" >mosquitto.conf',
+    ],
 }
 WITHOUT_BROKER = ("docs/install.md", "docs/migration.md")
 
@@ -213,10 +226,12 @@ def test_toml_is_a_configuration(block: Block, tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     for name in ("clients-ca.pem", "auth-ca.pem"):
         (tmp_path / name).write_bytes(files.cafile.read_bytes())
+    for name, file in (("node.pem", files.certfile), ("node.key", files.keyfile)):
+        (tmp_path / name).write_bytes(file.read_bytes())
     (tmp_path / "callback").write_text("Bearer 9f86d081884c7d65")
     with sqlite3.connect(tmp_path / "devices.db") as database:
         database.execute("CREATE TABLE devices (name, salt, hash, blocked)")
-    for number, name in enumerate(("grafana", "spark", "cloud-password")):
+    for number, name in enumerate(("grafana", "spark", "cloud-password", "http-token")):
         (tmp_path / name).write_text(f"{number}" * 32)
         (tmp_path / name).chmod(0o600)
     (tmp_path / "users.txt").write_text("")
@@ -226,6 +241,7 @@ def test_toml_is_a_configuration(block: Block, tmp_path: Path) -> None:
     text = re.sub(r'"(users\.txt|rules\.acl)"', rf'"{tmp_path}/\1"', text)
     if 'streams = ["sensors"]' in text:
         text += '[streams.sensors]\nfilters = ["sensors/#"]\n'
+    text = re.sub(r"^data_dir = .*\n", "", text)
     path = tmp_path / "broker.toml"
     path.write_text(f'data_dir = "{tmp_path}/data"\n{text}', encoding="utf-8")
     assert check(load_settings(path)) == []

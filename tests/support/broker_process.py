@@ -73,6 +73,7 @@ class BrokerProcess:
         self.port = 0
         self.http_port = 0
         self.lines: list[str] = []
+        self._first_line = 0  # of the last start
         self._new_line = threading.Condition()
         self._process: Optional[subprocess.Popen[str]] = None
         self._reader: Optional[threading.Thread] = None
@@ -83,8 +84,12 @@ class BrokerProcess:
 
     def start(self) -> BrokerProcess:
         """Start it and wait until it listens; raises AssertionError with the log if it does not."""
-        first = len(self.lines)
         self.launch()
+        return self.started()
+
+    def started(self) -> BrokerProcess:
+        """Wait until it listens after `launch`; raises AssertionError with the log if it does not."""
+        first = self._first_line
         self.port = self._port_of("tcp", first)
         if "off" not in self.arguments:
             self.http_port = self._port_of("https?", first)
@@ -92,6 +97,7 @@ class BrokerProcess:
 
     def launch(self) -> None:
         """Start it without waiting."""
+        self._first_line = len(self.lines)
         assert self._process is None or self._process.poll() is not None, "already running"
         command = [sys.executable, "-P", *self.program, "serve", "--config", str(self.config)]
         command += ["--port", str(self.port), "--http-port", str(self.http_port), "--data-dir", str(self.data_dir)]

@@ -78,6 +78,7 @@ class Core:
         recovered = self.store.recover()
         self.broker: Broker = build_broker(self.settings, recovered)
         self._set_clock()
+        self.assembled()
         restore(self.broker, recovered, self.seconds)
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.control = BrokerControl(self.broker, lambda: self.seconds)
@@ -85,6 +86,9 @@ class Core:
         self.store.start(lambda *answer: self.answers.put(answer), lambda *read: self.reads.put(read))
         self.clients: list[CoreClient] = []
         self.taken: Optional[WriteSet] = None
+
+    def assembled(self) -> None:
+        """Called with the new broker before rows are restored; for subclasses."""
 
     def _set_clock(self) -> None:
         clock = self.broker.outbound.clock

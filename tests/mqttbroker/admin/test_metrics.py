@@ -75,8 +75,8 @@ def test_each_drop_is_counted_by_its_cause(tmp_path: Path) -> None:
         publisher.send(Publish("q", b"", 1, False, False, 900))
         core.fail()
         causes = dict.fromkeys(core.control.status().drops, 1)
-        # In test_bounds, test_memory and test_send_rates.
-        elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused", "memory", "rate")
+        # In test_bounds, test_memory, test_send_rates and, of a cluster, test_links.
+        elsewhere = ("queue_full_oldest", "total_full", "memory_full", "refused", "memory", "rate", "no_member")
         causes.update(dict.fromkeys(elsewhere, 0))
         status = core.control.status()
         assert status.drops == causes

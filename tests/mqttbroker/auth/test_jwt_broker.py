@@ -273,7 +273,7 @@ def test_sighup_reads_the_key_again(tmp_path: Path) -> None:
         _, old = broker.log_in(broker.token(), client_id="old")
         broker.key_file.write_bytes(b"")
         reload(r"event=reload_failed reason=.*jwt\.public_key_file: .*/key\.pem: not a public key")
-        assert b"jwt.public_key_file" in process.get("/readyz")
+        wait_until(lambda: b"jwt.public_key_file" in process.get("/readyz"))
         broker.key_file.write_bytes(public_pem("RS256", "new"))
         reload("event=passwords_reloaded")
         new = token(name="new", aud="mqtt", tenant="acme").encode()

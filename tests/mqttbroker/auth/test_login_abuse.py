@@ -20,7 +20,7 @@ from support.raw_client import RawClient
 from support.tokens import public_pem, token
 
 from mqttbroker.auth.passwords import hash_password, scram_password
-from mqttbroker.auth.proven_passwords import RECORD_BYTES, find_key_file
+from mqttbroker.auth.proven_passwords import MAGIC, PROOF_BYTES, RECORD_BYTES, find_key_file
 from mqttbroker.auth.scram import METHOD
 from mqttbroker.codec.packets import Auth, Connack, Connect
 from mqttbroker.codec.properties import Properties
@@ -94,7 +94,8 @@ def test_a_fleet_logs_in_without_hashes_after_a_restart(start_broker: Start, use
     assert set(codes) == {0}
     if kill:
         file = broker.data_dir / "proven_passwords"
-        wait_until(lambda: file.exists() and file.stat().st_size > CHECKS * RECORD_BYTES)
+        complete = len(MAGIC) + PROOF_BYTES + CHECKS * RECORD_BYTES
+        wait_until(lambda: file.exists() and file.stat().st_size == complete)
     broker.restart(kill)
     codes, warm = asyncio.run(fleet(broker.port, 500, 10.0))
     assert set(codes) == {0} and warm < max(2.0, cold)

@@ -508,3 +508,29 @@ def test_bridges_are_printed_as_they_are_read(tmp_path: Path) -> None:
     assert again.bridges == settings.bridges
     line = text[: text.index('filter = "plant/#"')].count("\n") + 1
     assert settings.sources["bridges.0.topics.0.filter"].endswith(f"broker.toml:{line}")
+
+
+KAFKA = '[cluster]\nengine = "kafka"\nbootstrap_servers = ["kafka:9092"]\n'
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ('[cluster]\nnode = "one"\n', 'cluster.engine: must be "kafka"'),
+        ('[cluster]\nengine = "kafka"\n', "cluster.bootstrap_servers: is required"),
+        (KAFKA.replace("kafka:9092", "kafka"), "cluster.bootstrap_servers: must be a list of HOST:PORT, got kafka"),
+        (KAFKA + 'link_host = "10.0.0.1"\n', "cluster.link_cafile: is required when links can be reached at 10.0.0.1"),
+        (KAFKA + 'link_host = ""\n', "cluster.link_address: is required"),
+        (KAFKA + "replication = 1\n", "cluster.min_insync_replicas: must not be greater than replication, 1"),
+        (KAFKA + 'security_protocol = "SASL_SSL"\n', "cluster.sasl_username: is required"),
+        (KAFKA + 'certfile = "c.pem"\n', "cluster.keyfile: is required with certfile"),
+        (KAFKA + "link_port = 65530\n", "cluster.link_port: must leave room for the ports of 8 shards behind it"),
+        (KAFKA + 'node = "a b"\n', "cluster.node: must be"),
+        (KAFKA + '[[bridges]]\nname="b"\naddresses=["h"]\n[[bridges.topics]]\nfilter = "#"\ndirection = "out"\n',
+         "bridges: not available in a cluster"),
+        (KAFKA + '[streams.a]\nfilters = ["#"]\ndedup = true\n', "streams.a.dedup: not available in a cluster"),
+        (KAFKA + '[streams.a]\nfilters = ["#"]\nseal = true\n', "streams.a.seal: not available in a cluster"),
+    ],
+)  # fmt: skip
+def test_a_wrong_cluster_section_is_one_line(tmp_path: Path, text: str, problem: str) -> None:
+    assert any(problem in line for line in problems(write(tmp_path, text)))

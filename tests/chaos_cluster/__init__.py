@@ -1,0 +1,1 @@
+"""Clients of a cluster whose nodes and Kafka brokers are killed and stopped: ``python -m chaos_cluster.run``."""

@@ -1,0 +1,75 @@
+"""Kafka for tests: `LocalKafka` whose topics can be made and looked at. Without Java or Maven the tests are skipped."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, free_ports
+
+__all__ = ["KafkaBroker", "KafkaCluster", "free_ports"]
+
+
+class KafkaCluster(LocalKafka):
+    """Brokers with the numbers 1 to ``count``, their files in ``directory``. Starts with ``with``."""
+
+    def __init__(self, directory: Path, count: int = 3) -> None:
+        try:
+            super().__init__(directory, count)
+        except KafkaMissing as missing:
+            pytest.skip(str(missing))
+
+    def __enter__(self) -> KafkaCluster:
+        super().__enter__()
+        return self
+
+    # -- topics -----------------------------------------------------------------
+
+    async def create_topic(self, name: str, partitions: int = 1, **settings: str) -> None:
+        """Create a topic on all brokers of which all but one must have each record, and wait for its leaders."""
+        count = len(self.brokers)
+        configs = {"min.insync.replicas": str(max(1, count - 1)), **settings}
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            answer = await admin.create_topics([NewTopic(name, partitions, count, topic_configs=configs)])
+            failures = [one for one in answer.topic_errors if one[1]]
+            assert not failures, failures
+        finally:
+            await admin.close()
+        for partition in range(partitions):
+            await self.leader(name, partition)
+
+    async def leader(self, topic: str, partition: int, other_than: int = 0) -> int:
+        """The number of the broker that leads a partition, once it is another than ``other_than``."""
+        return int((await self._state(topic, partition, lambda one: one["leader"] not in (-1, other_than)))["leader"])
+
+    async def in_sync(self, topic: str, partition: int, count: int) -> None:
+        """Wait until a partition has so many replicas that are in sync."""
+        await self._state(topic, partition, lambda one: len(one["isr"]) == count and one["leader"] > 0)
+
+    async def _state(
+        self, topic: str, partition: int, wanted: Callable[[dict[str, Any]], bool]
+    ) -> dict[str, Any]:
+        """A partition's metadata, once they are as wanted."""
+        until = time.monotonic() + START_S
+        while True:
+            with suppress(Exception):
+                admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap, request_timeout_ms=2000)
+                await admin.start()
+                try:
+                    (found,) = await admin.describe_topics([topic])
+                finally:
+                    await admin.close()
+                for one in found["partitions"]:
+                    if one["partition"] == partition and wanted(one):
+                        return dict(one)
+            assert time.monotonic() < until, f"partition {partition} of {topic} is not as wanted"
+            await asyncio.sleep(0.1)

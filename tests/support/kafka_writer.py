@@ -1,0 +1,42 @@
+"""A store on Kafka, and a process that commits the write sets of a seed from a number on, and prints each number once committed.
+
+    python kafka_writer.py BOOTSTRAP TOPIC DIRECTORY NODE SEED NUMBER
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Callable
+
+from support.store_model import RandomCommits
+from support.store_writer import Writer
+
+from mqttbroker.cluster.records import Takeover
+from mqttbroker.cluster.store import KafkaStore, ShardPlace, Timing
+
+CLUSTER = b"testtest"
+
+
+def opened(
+    bootstrap: list[str], topic: str, directory: Path, node: str, on_lost: Callable[[str], None]
+) -> KafkaStore:
+    place = ShardPlace(topic, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
+    return KafkaStore({"bootstrap_servers": bootstrap}, place, directory, on_lost, Timing(4.0, 1.0, 1.0, 0.1))
+
+
+def main(bootstrap: str, topic: str, directory: str, node: str, seed: str, number: str) -> None:
+    commits = RandomCommits(int(seed))
+    commits.skip_to(int(number))
+    store = opened(bootstrap.split(","), topic, Path(directory), node, sys.exit)
+    store.recover()
+    writer = Writer(store)  # type: ignore[arg-type]
+    while True:
+        write_set = commits.next()
+        write_set.stream_messages = {}
+        assert writer.outcome(write_set) is None
+        print(commits.number, flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
