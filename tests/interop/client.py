@@ -16,7 +16,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Optional, TypeVar
 
-SECONDS = 15
+SECONDS = 30
 T = TypeVar("T")
 
 

@@ -100,7 +100,7 @@ def test_acts_over_http_name_the_sender(start_broker: Start, file: Path, tmp_pat
         url = f"{broker.url}{api}/streams/s/consumers/c"
         request = urllib.request.Request(url, body or None, {"Authorization": f"Bearer {token}"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=30) as response:
                 return int(response.status)
         except urllib.error.HTTPError as error:
             return error.code

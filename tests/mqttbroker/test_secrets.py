@@ -69,7 +69,7 @@ def test_every_secret_key_is_used_here() -> None:
 def http(broker: BrokerProcess, path: str, token: str = KEYS["http.token"]) -> str:
     request = urllib.request.Request(broker.url + path, headers={"Authorization": f"Bearer {token}"})
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             return str(response.headers) + response.read().decode()
     except urllib.error.HTTPError as error:
         return str(error.headers) + error.read().decode()

@@ -12,6 +12,7 @@ import pytest
 from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
 from support.command_line import run
+from support.core import wait_until
 from support.raw_client import RawClient
 
 from bridge_spark.log.check import check_partition
@@ -225,8 +226,8 @@ def test_deleting_while_messages_flow_and_segments_are_sealed(start_broker: Star
     thread.start()
     for _ in range(5):
         create(api, segment_bytes="1KiB")
-        while not list((broker.data_dir / "streams/lab/0").glob("*.parquet")):
-            assert not failures
+        wait_until(lambda: failures or any((broker.data_dir / "streams/lab/0").glob("*.parquet")))
+        assert not failures
         assert api.ask("DELETE", "/streams/lab", confirm="lab")[0] == 204
     stop.set()
     thread.join()

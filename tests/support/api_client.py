@@ -9,6 +9,7 @@ from typing import Any, Optional
 from urllib.parse import urlencode
 
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 
 ROLES = ("viewer", "operator", "admin")
 ACCESS = [{"name": role, "role": role, "token": f"t-{role}"} for role in ROLES]
@@ -27,7 +28,7 @@ class Api:
         data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Authorization": f"Bearer t-{self.role}"}, method=method)
         try:
-            with urllib.request.urlopen(request, timeout=20) as response:
+            with urllib.request.urlopen(request, timeout=PATIENCE) as response:
                 text = response.read()
                 return response.status, json.loads(text) if text else None
         except urllib.error.HTTPError as error:

@@ -23,10 +23,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
+from support.patience import PATIENCE
+
 from mqttbroker.auth.proven_passwords import KeyFileError, find_key_file
 
-START_SECONDS = 30.0
-STOP_SECONDS = 20.0
+START_SECONDS = 2 * PATIENCE
+STOP_SECONDS = PATIENCE
 
 
 def worker_pids(broker: int) -> list[int]:
@@ -178,11 +180,11 @@ class BrokerProcess:
     def get(self, path: str, headers: Optional[Mapping[str, str]] = None) -> bytes:
         """The body of a GET; raises urllib's HTTPError for a status of 400 or above."""
         request = urllib.request.Request(self.url + path, headers=dict(headers or {}))
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=PATIENCE) as response:
             body: bytes = response.read()
         return body
 
-    def wait_for_log(self, pattern: str, timeout: float = 10.0, after: int = 0) -> re.Match[str]:
+    def wait_for_log(self, pattern: str, timeout: float = PATIENCE, after: int = 0) -> re.Match[str]:
         """Wait for a log line that matches ``pattern``, from line number ``after`` on; returns the match."""
         deadline = time.monotonic() + timeout
         with self._new_line:

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional
 
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.admin.control import BrokerControl
@@ -112,10 +113,10 @@ class Core:
         if write_set is None:
             return False
         self.store.submit(write_set)
-        _, error = self.answers.get(timeout=30)
+        _, error = self.answers.get(timeout=PATIENCE)
         self.broker.commits.answered(str(error) if error else "")
         if error is None and (write_set.pages or write_set.queries):
-            _, pages = self.reads.get(timeout=30)
+            _, pages = self.reads.get(timeout=PATIENCE)
             self.broker.commits.read_done(write_set.queries, pages)
         self._resume()
         assert error is None, error
@@ -257,7 +258,7 @@ def believe_user_names(core: Core) -> None:
     core.broker.connect_handler.policy = chain
 
 
-def wait_until(condition: Any, timeout: float = 10.0) -> None:
+def wait_until(condition: Any, timeout: float = PATIENCE) -> None:
     """Poll a condition that another process fulfils."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -7,6 +7,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import Any, Optional
 
+from support.patience import PATIENCE
+
 
 class KeyServer:
     """Serves ``body`` on a free port of 127.0.0.1.
@@ -39,7 +41,7 @@ class KeyServer:
     def url(self) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}/keys"
 
-    def wait_for_requests(self, count: int, timeout: float = 10.0) -> None:
+    def wait_for_requests(self, count: int, timeout: float = PATIENCE) -> None:
         with self._arrived:
             assert self._arrived.wait_for(lambda: self.requests >= count, timeout), "no request in time"
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, TypeVar
 
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.assembly import build_broker, listener_terms, restore
@@ -36,7 +37,7 @@ from sessions.write_set import Page, WriteSet
 
 T = TypeVar("T")
 TICK = 0.05
-TIMEOUT = 10.0
+TIMEOUT = PATIENCE
 
 
 class LinkedCore:

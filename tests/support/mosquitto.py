@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE
 
 PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin")
 NEEDS_MOSQUITTO = pytest.mark.skipif(PROGRAM is None, reason="needs mosquitto")
@@ -33,7 +34,7 @@ class Mosquitto:
     def start(self) -> None:
         assert PROGRAM is not None
         self.process = subprocess.Popen([PROGRAM, "-c", str(self._config)], stderr=subprocess.PIPE)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 socket.create_connection(("127.0.0.1", self.port), 1).close()

@@ -11,6 +11,8 @@ import time
 from types import TracebackType
 from typing import Any, Optional, TypeVar, Union
 
+from support.patience import PATIENCE
+
 from mqttbroker.codec.packets import (
     Connack,
     Connect,
@@ -33,7 +35,7 @@ from mqttbroker.codec.packets import (
 from mqttbroker.codec.properties import Properties
 
 P = TypeVar("P", bound=Packet)
-TIMEOUT = 5.0
+TIMEOUT = PATIENCE
 
 
 class RawClient:

@@ -20,6 +20,7 @@ from threading import Thread
 from typing import IO
 
 import pytest
+from support.patience import PATIENCE
 
 ENVIRONMENT = {
     "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_DEFAULT_REGION": "us-east-1",
@@ -55,7 +56,7 @@ class S3Server:
         raise AssertionError("the S3 server did not start")
 
     def make_bucket(self, name: str) -> None:
-        urllib.request.urlopen(urllib.request.Request(f"{self.url}/{name}", method="PUT"), timeout=10).close()
+        urllib.request.urlopen(urllib.request.Request(f"{self.url}/{name}", method="PUT"), timeout=PATIENCE).close()
 
     def pause(self, paused: bool) -> None:
         """Stop answering, or answer again."""

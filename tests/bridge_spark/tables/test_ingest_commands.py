@@ -48,7 +48,7 @@ def test_metrics_are_those_of_the_tables() -> None:
     metrics = IngestMetrics("127.0.0.1", 0)
     try:
         metrics.update([table])
-        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{metrics.port}/metrics", timeout=30) as answer:
             lines = answer.read().decode().splitlines()
     finally:
         metrics.close()

@@ -77,7 +77,7 @@ def test_a_submitted_job_reports_and_ends_on_a_signal(tmp_path: Path) -> None:
     with SparkProcess(tmp_path / "job", running, program="spark-submit") as job:
         port = job.wait_for(r"metrics on 127\.0\.0\.1:(\d+)\n")[1]
         job.wait_for(r"t: 98 rows, .* lag 200 offsets .*, 2 bad")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
             metrics = dict(re.findall(r'^mqtt_ingest_(\w+){table="t"} (\S+)', answer.read().decode(), re.MULTILINE))
         age = float(metrics.pop("lag_seconds"))
         assert age == pytest.approx(time.time() - (START_US / 1e6 + 0.049), abs=60)

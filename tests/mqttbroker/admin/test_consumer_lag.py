@@ -237,7 +237,7 @@ def shown(broker: BrokerProcess) -> dict[str, Any]:
 def request(broker: BrokerProcess, method: str, path: str, body: Optional[bytes] = None, token: str = "t") -> int:
     asked = urllib.request.Request(broker.url + path, body, {"Authorization": f"Bearer {token}"}, method=method)
     try:
-        with urllib.request.urlopen(asked, timeout=10) as response:
+        with urllib.request.urlopen(asked, timeout=30) as response:
             return int(response.status)
     except urllib.error.HTTPError as error:
         return error.code

@@ -79,7 +79,7 @@ def test_every_file_of_a_broker_is_private(
             client.publish("a", bytes(1000), qos=1, retain=True)
         assert guesser.connect("g", username="bob", password=b"wrong").reason_code != 0
     request = urllib.request.Request(f"{broker.url}/streams/all/consumers/c", b'{"offsets": {"0": 1}}', method="PUT")
-    urllib.request.urlopen(request, timeout=10).close()
+    urllib.request.urlopen(request, timeout=30).close()
     broker.wait_for_log("event=segment_sealed", timeout=50)
     assert stat.S_IMODE(sock.stat().st_mode) == 0o660
     expect_private(data)

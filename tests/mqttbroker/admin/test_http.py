@@ -453,9 +453,9 @@ def test_streams_are_protected_as_anonymous_mqtt_clients_are(
         )
         if protected:
             with pytest.raises(urllib.error.HTTPError, match="403"):
-                urllib.request.urlopen(request, timeout=10)
+                urllib.request.urlopen(request, timeout=30)
         else:
-            with urllib.request.urlopen(request, timeout=10) as response:
+            with urllib.request.urlopen(request, timeout=30) as response:
                 assert response.status < 300
     assert b"ok" in broker.get("/readyz") and broker.get("/metrics")
     if protected:

@@ -449,10 +449,10 @@ def test_user_bounds_what_a_sender_reads_and_publishes(start_broker: Start, tmp_
 def test_sender_without_credentials_changes_nothing(start_broker: Start) -> None:
     broker = start_broker()
     url = f"{broker.url}/api/v1"
-    with urllib.request.urlopen(f"{url}/clients", timeout=10) as response:
+    with urllib.request.urlopen(f"{url}/clients", timeout=30) as response:
         assert json.loads(response.read()) == {"items": [], "next_cursor": None}
     with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/publish", b"{}", method="POST"), timeout=10)
+        urllib.request.urlopen(urllib.request.Request(f"{url}/publish", b"{}", method="POST"), timeout=30)
     assert "http.access" in json.loads(refused.value.read())["detail"]
 
 

@@ -24,7 +24,7 @@ Start = Callable[..., BrokerProcess]
 def fetch(broker: BrokerProcess, path: str, **headers: str) -> tuple[int, dict[str, str], bytes]:
     request = urllib.request.Request(broker.url + path, headers={k.replace("_", "-"): v for k, v in headers.items()})
     try:
-        with urllib.request.urlopen(request, timeout=10) as response:
+        with urllib.request.urlopen(request, timeout=30) as response:
             return response.status, {k.lower(): v for k, v in response.getheaders()}, response.read()
     except urllib.error.HTTPError as error:
         return error.code, {k.lower(): v for k, v in error.headers.items()}, error.read()

@@ -57,7 +57,7 @@ def call(broker: BrokerProcess, method: str, path: str, body: Optional[Any] = No
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{broker.url}{path}", data, HEADERS, method=method)
     try:
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=30) as answer:
             text = answer.read()
             return answer.status, json.loads(text) if text else None
     except HTTPError as error:

@@ -453,7 +453,7 @@ def mosquitto(directory: Path) -> Iterator[int]:
     assert program is not None
     process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.PIPE)
     try:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 30
         while True:
             try:
                 socket.create_connection(("127.0.0.1", port), 1).close()

@@ -95,7 +95,7 @@ def test_other_disconnects_have_no_server_reference(tmp_path: Path) -> None:
 
 def ready(broker: BrokerProcess) -> tuple[int, str]:
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{broker.http_port}/readyz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{broker.http_port}/readyz", timeout=30) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()

@@ -178,7 +178,7 @@ def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark
 
     # A consumer whose next offset is in the archive has lost nothing, and local retention is no risk to it.
     report = Request(f"{broker.url}/streams/s/consumers/slow", b'{"offsets": {"0": 5, "1": 0}}', method="PUT")
-    urlopen(report, timeout=10).close()
+    urlopen(report, timeout=30).close()
     (slow,) = json.loads(broker.get("/streams/s/consumers"))["consumers"]
     assert not slow["at_risk"] and [part["lost"] for part in slow["partitions"]] == [0, 0]
     assert slow["lag"] == publisher.count - 5 and 0 < slow["lag_seconds"] < 200
