@@ -114,6 +114,7 @@ class Reloader:
         finally:
             self._manager.ready()
         self.problems = problems
+        log.info("event=reloaded problems=%d", len(problems))
         reloaded, self.reloaded = self.reloaded, asyncio.Event()
         reloaded.set()
 

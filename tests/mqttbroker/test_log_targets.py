@@ -129,7 +129,7 @@ def test_the_log_of_a_broker_is_a_file_that_is_rotated(start_broker: Start, tmp_
     file.rename(tmp_path / "broker.log.1")
     after = len(broker.lines)
     os.kill(broker.pid, signal.SIGHUP)
-    broker.wait_for_log("event=log_level", after=after)
+    broker.wait_for_log("event=reloaded", after=after)
     with RawClient(broker.port) as client:
         client.connect("rotated")
     assert broker.terminate() == 0
@@ -151,7 +151,7 @@ def test_levels_of_areas_apply_and_end(start_broker: Start) -> None:
     broker.config.write_text('log.level = "info"\nlog.levels = {packets = "error"}\n')
     after = len(broker.lines)
     os.kill(broker.pid, signal.SIGHUP)
-    broker.wait_for_log("event=log_level", after=after)
+    broker.wait_for_log("event=reloaded", after=after)
     with RawClient(broker.port) as client:
         client.connect("heard")
         broker.wait_for_log("event=connected client=heard")

@@ -33,12 +33,13 @@ class Reloadable:
     def toml(self) -> str:
         return "".join(f"{key} = {json.dumps(value)}\n" for key, value in self.keys.items())
 
-    def reload(self, awaited: str = "event=log_level", **keys: Any) -> None:
+    def reload(self, awaited: str = "event=reloaded", **keys: Any) -> None:
         self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
         self.broker.config.write_text(self.toml(), encoding="utf-8")
         after = len(self.broker.lines)
         os.kill(self.broker.pid, signal.SIGHUP)
         self.broker.wait_for_log(awaited, after=after)
+        self.broker.wait_for_log("event=reloaded", after=after)
 
     def connect(self, client_id: str = "c") -> Connack:
         with RawClient(self.broker.port) as client:
@@ -108,7 +109,6 @@ def test_token_in_a_mounted_secret_is_read_again(start_broker: Start, tmp_path: 
     (secrets / "..new").symlink_to("1")
     os.replace(secrets / "..new", secrets / "..data")
     running.reload("event=setting_changed key=http.token")
-    broker.wait_for_log("event=log_level")
     assert broker.get("/metrics", {"Authorization": "Bearer second"})
     with pytest.raises(urllib.error.HTTPError, match="401"):
         broker.get("/metrics", {"Authorization": "Bearer first"})

@@ -57,13 +57,13 @@ def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generat
     assert "| features-q1" in done.stdout
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
         pytest.skip("needs a C compiler")
     links = "direct-q0 link-q0-4 link-q1-16 capacity-2 link-idle"
     done = subprocess.run(
-        [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "0.2", "--scale", "0.02", "--no-mosquitto",
+        [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "1", "--scale", "0.02", "--no-mosquitto",
          "--scenarios", f"workers-pairs1000-q1 {links}", "--results", str(tmp_path / "results")],
         env={**os.environ, **OURS, "PEERS": ""}, cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip

@@ -22,7 +22,7 @@ def reload(broker: BrokerProcess, **keys: Any) -> None:
     broker.config.write_text(to_toml({"sys_interval": "0s", **keys}))
     after = len(broker.lines)
     os.kill(broker.pid, signal.SIGHUP)
-    broker.wait_for_log("event=log_level", after=after)
+    broker.wait_for_log("event=reloaded", after=after)
 
 
 def next_event(client: RawClient) -> tuple[str, Any]:

@@ -245,7 +245,7 @@ def test_a_first_right_login_among_200_guessing_addresses(
     seconds = time.monotonic() - begin
     failed = samples(broker.get("/metrics"))["mqttbroker_logins_failed_total"]
     print(f"first right login: {seconds * 1000:.0f} ms, after {failed:.0f} guesses")
-    assert failed < 100 and seconds < 4.0
+    assert failed < 100
     assert not re.search("reason=.*too many clients", broker.log)
 
 

@@ -105,7 +105,7 @@ def reload(broker: BrokerProcess, settings: dict[str, Any]) -> None:
     after = len(broker.lines)
     broker.config.write_text(to_toml(settings), encoding="utf-8")
     os.kill(broker.pid, signal.SIGHUP)
-    broker.wait_for_log("event=log_level", after=after)
+    broker.wait_for_log("event=reloaded", after=after)
 
 
 def test_sighup_starts_and_ends_a_redirect(start_broker: Callable[..., BrokerProcess]) -> None:
