@@ -96,7 +96,7 @@ class ShardCore:
         self._directory = directory
         takeover = Takeover(setup.node, f"{setup.link_address}:{link_port(cluster.link_port, shard)}", __version__)
         self.store = KafkaStore(
-            self._connection,
+            KafkaLog(self._connection, cluster.log_topic, cluster.append_timeout),
             ShardPlace(cluster.log_topic, shard, setup.cluster, secrets.token_bytes(ID_BYTES), takeover),
             directory,
             on_lost,
@@ -139,6 +139,7 @@ class ShardCore:
             lambda: self.store.log_bytes,
             lambda: self.store.status().state is State.OWNER,
             self._derived,
+            self.store.note_error,
         )
         try:
             await keeper.prepare(log_start)

@@ -7,6 +7,7 @@ transactions, the records behind that offset are read again, and each is applied
 from __future__ import annotations
 
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Dict, Final, List, Optional
 
@@ -34,6 +35,7 @@ class ShardTables:
         self._tables: Optional[SqliteTables] = None
         self._maintenance: Optional[Maintenance] = None
         self._transactions = 0
+        self._tidied = 0  # transactions at the last maintenance
         self._changes = PendingChanges()
         self._state = NOTHING_READ  # with these changes
         self._marks: Dict[int, MarkRow] = {}  # by log; all of them
@@ -57,6 +59,8 @@ class ShardTables:
         """
         database = self.database
         try:
+            if noted := database.damage.noted():
+                raise CorruptStore(f"{database.path}: {noted}")
             database.open(may_be_new=True)
             self._applied = self._state = self._read_state(database.connection)
             self._tables = SqliteTables(database.connection, database.path)
@@ -71,6 +75,20 @@ class ShardTables:
             database.close_unchanged()
             raise
         return self._state
+
+    def put_aside(self) -> None:
+        """Rename the files of a database that is damaged, while it is closed: the log and its snapshots have everything."""
+        file = self.database.path
+        target = file.with_name(f"{file.name}.damaged")
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                file.with_name(file.name + suffix).replace(target.with_name(target.name + suffix))
+        self.database.damage.forget()
+
+    def note_damage(self, error: Exception) -> bool:
+        """Have the next `open` refuse the database if the error means that it is damaged; whether it does."""
+        self.database.note_damage(error)
+        return bool(self.database.damage.found)
 
     def _read_state(self, connection: sqlite3.Connection) -> ViewState:
         connection.execute(
@@ -111,7 +129,7 @@ class ShardTables:
         self._state = state
 
     def apply(self) -> None:
-        """Apply everything that was added. What an error prevents waits for the next call. Raises `sqlite3.Error`."""
+        """Apply everything that was added. What an error prevents waits for the next call. Raises `sqlite3.Error` or `OSError`."""
         if self._cut is not None:
             self._apply_cut()
         if self._state != self._applied:
@@ -145,10 +163,15 @@ class ShardTables:
         self._transactions += 1
         if self._maintenance is not None:
             self._maintenance.committed()
+
+    def tidy(self) -> None:
+        """Do one step of maintenance if there was a transaction since the last call. Raises `sqlite3.Error` or `OSError`."""
+        if self._maintenance is not None and self._tidied != self._transactions:
+            self._tidied = self._transactions
             self._maintenance.run(self._transactions, idle=True)
 
     def recover(self) -> Recovered:
-        """All rows that a broker holds in memory, with everything that was added. Raises `sqlite3.Error`."""
+        """All rows that a broker holds in memory, with everything that was added. Raises `StoreError`, `sqlite3.Error` or `OSError`."""
         self.apply()
         return self.tables.recover()
 

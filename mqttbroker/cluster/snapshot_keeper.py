@@ -12,6 +12,8 @@ from typing import Dict, Final, Optional
 
 from mqttbroker.cluster.shard_tables import DATABASE
 from mqttbroker.cluster.snapshots import SnapshotFailure, Snapshots, copy_database, newest
+from sessions.store.damage import is_corrupt
+from sessions.store.interface import CorruptStore, StoreError
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -20,11 +22,25 @@ RETRY_AFTER: Final = 30.0  # seconds after a snapshot failed
 
 
 def extent(file: Path) -> tuple[int, Dict[int, int]]:
-    """The end of the log that a shard's database has, and its marks: offsets of the other logs, by shard."""
+    """The end of the log that a shard's database has, and its marks: offsets of the other logs, by shard. Raises `sqlite3.Error`."""
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
         row = connection.execute("SELECT end FROM shard_log").fetchone()
         marks = dict(connection.execute("SELECT log, offset FROM marks"))
     return (0 if row is None else row[0]), marks
+
+
+def _end_of(file: Path) -> int:
+    """The end of the log that a database has, 0 for one that is not there or was not finished."""
+    if not file.exists():
+        return 0
+    try:
+        with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
+            if connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'shard_log'").fetchone() is None:
+                return 0
+            row = connection.execute("SELECT end FROM shard_log").fetchone()
+            return 0 if row is None else int(row[0])
+    except sqlite3.Error as error:
+        raise (CorruptStore if is_corrupt(error) else StoreError)(f"{file}: {error}") from None
 
 
 class SnapshotKeeper:
@@ -34,7 +50,7 @@ class SnapshotKeeper:
     A snapshot is due when the log has grown by ``most_bytes`` since the last one, or when it has grown at all and the last one is
     older than ``most_age`` seconds. ``log_bytes`` is how much of the log this process has read and written. An ``owner`` deletes what no
     core needs any more of its log, up to the offset ``derived`` before which the topics of streams have everything; None if there are no
-    streams.
+    streams. ``failed`` is called with an error of SQLite, on the loop of `run`.
     """
 
     def __init__(
@@ -49,6 +65,7 @@ class SnapshotKeeper:
         log_bytes: Callable[[], int],
         owner: Callable[[], bool],
         derived: Callable[[], Optional[int]],
+        failed: Callable[[sqlite3.Error], object],
     ) -> None:
         self.written = 0  # snapshots
         self._snapshots = snapshots
@@ -61,6 +78,7 @@ class SnapshotKeeper:
         self._log_bytes = log_bytes
         self._owner = owner
         self._derived = derived
+        self._failed = failed
         self._end = 0  # of the log, as the last snapshot has it
         self._bytes = 0  # `log_bytes` at the last snapshot
         self._requested = asyncio.Event()
@@ -68,10 +86,11 @@ class SnapshotKeeper:
     async def prepare(self, log_start: int) -> None:
         """Replace a database that lacks records which the log, whose first record is at ``log_start``, no longer has.
 
-        To be called while the database is closed. Raises `SnapshotFailure` if there is no snapshot that helps.
+        To be called while the database is closed. Raises `SnapshotFailure` if there is no snapshot that helps, `StoreError` if the
+        database cannot be read.
         """
         file = self._directory / DATABASE
-        end = (await asyncio.to_thread(extent, file))[0] if file.exists() else 0
+        end = await asyncio.to_thread(_end_of, file)
         if end >= log_start:
             return
         entry = newest(await self._snapshots.entries(), self._shard)
@@ -80,9 +99,12 @@ class SnapshotKeeper:
                 f"{self._log_topic}, partition {self._shard}: the log begins at offset {log_start}, the tables end at {end},"
                 " and no snapshot has what is between"
             )
-        self._directory.mkdir(parents=True, exist_ok=True)
-        for suffix in ("-wal", "-shm"):
-            file.with_name(file.name + suffix).unlink(missing_ok=True)
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            for suffix in ("-wal", "-shm"):
+                file.with_name(file.name + suffix).unlink(missing_ok=True)
+        except OSError as error:
+            raise SnapshotFailure(f"{error.filename}: {error.strerror}") from None
         await self._snapshots.read(entry, file)
         log.info("event=snapshot_loaded shard=%d end=%d node=%s bytes=%d", self._shard, entry.end, entry.node, entry.size)
 
@@ -96,7 +118,8 @@ class SnapshotKeeper:
         last = loop.time()
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._requested.wait(), LOOK_INTERVAL)
+                async with asyncio.timeout(LOOK_INTERVAL):
+                    await self._requested.wait()
             grown = self._log_bytes() - self._bytes
             old = grown > 0 and loop.time() - last >= self._most_age
             if not (self._requested.is_set() or grown >= self._most_bytes or old):
@@ -107,6 +130,8 @@ class SnapshotKeeper:
                 last = loop.time()
             except (SnapshotFailure, sqlite3.Error, OSError) as error:
                 log.warning("event=snapshot_failed shard=%d reason=%s", self._shard, error)
+                if isinstance(error, sqlite3.Error):
+                    self._failed(error)
                 await asyncio.sleep(RETRY_AFTER)
 
     async def write(self) -> None:

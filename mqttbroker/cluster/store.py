@@ -21,8 +21,9 @@ from mqttbroker.cluster.log_view import LogView, ViewState
 from mqttbroker.cluster.ownership import Ownership, State
 from mqttbroker.cluster.records import NO_EPOCH, Takeover
 from mqttbroker.cluster.shard_log import MAX_RECORD_BYTES, Outcome, ShardLog
-from mqttbroker.cluster.shard_tables import DATABASE, ShardTables
+from mqttbroker.cluster.shard_tables import ShardTables
 from sessions.rows import MarkRow
+from sessions.store.failure_log import FailureLog
 from sessions.store.interface import CorruptStore, Done, Progress, ReadDone, Recovered, StoreError, StreamChange
 from sessions.write_set import Page, WriteSet
 
@@ -78,7 +79,7 @@ class ShardStatus(NamedTuple):
 
 
 class KafkaStore:
-    """A `sessions.store.interface.Store` on the shard ``place``; its database is in ``directory``.
+    """A `sessions.store.interface.Store` on the shard ``place``, whose log is in ``kafka``; its database is in ``directory``.
 
     From `follow` on it applies the log, from `own` on it takes the shard over, and then it is loaded: `loaded`. A write set that
     Kafka refuses is appended again until it is stored, except for one that never can be. ``on_lost`` is called, on another thread,
@@ -90,7 +91,7 @@ class KafkaStore:
 
     def __init__(
         self,
-        connection: Dict[str, Any],
+        kafka: KafkaLog,
         place: ShardPlace,
         directory: Path,
         on_lost: Callable[[str], None],
@@ -103,7 +104,7 @@ class KafkaStore:
         self.own_end = 0  # offset behind the last committed record, as of the last answer
         self.log_bytes = 0  # read and written since the start
         self.first_state = ViewState(0, NO_EPOCH, b"", 0, False)  # as the tables were opened
-        self._connection = connection
+        self._kafka = kafka
         self._place = place
         self._timing = timing
         self._sizes = sizes
@@ -129,11 +130,12 @@ class KafkaStore:
         self._wake = asyncio.Event()  # for the thread's loop
         self._serving = False
         self._shard: Optional[ShardLog] = None
-        self._kafka: Optional[KafkaLog] = None
+        self._connected = False
         self._log_end = 0  # as Kafka told a standby last
         self._read: Deque[tuple[ViewState, bytes]] = deque()  # what the tables are to get; b"" = no changes
         self._unapplied = 0  # bytes that were read and that the tables do not have
         self._apply_problem = ""
+        self._failures = FailureLog()
         self._parts: set[asyncio.Task[None]] = set()
 
     # -- before it is a store -----------------------------------------------------
@@ -180,20 +182,23 @@ class KafkaStore:
             return False
         return loop.time() - max(since, shard.committed_at) > self._timing.append_timeout
 
+    def note_error(self, error: Exception) -> None:
+        """Another reader of the database met an error: end if it means that the database is damaged."""
+        self._executor.submit(self._note, error)
+
     def run_on_log(self, start: Callable[[KafkaLog], Awaitable[None]]) -> None:
         """Run a part that uses the logs on their thread; its task is cancelled when the store stops."""
-        kafka = self._kafka
-        assert kafka is not None, "it is not loaded"
-        self._call(lambda: self._start_part(start, kafka))
+        assert self._connected, "it is not loaded"
+        self._call(lambda: self._start_part(start))
 
-    def _start_part(self, start: Callable[[KafkaLog], Awaitable[None]], kafka: KafkaLog) -> None:
-        task = asyncio.get_running_loop().create_task(self._run_part(start, kafka))
+    def _start_part(self, start: Callable[[KafkaLog], Awaitable[None]]) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_part(start))
         self._parts.add(task)
         task.add_done_callback(self._parts.discard)
 
-    async def _run_part(self, start: Callable[[KafkaLog], Awaitable[None]], kafka: KafkaLog) -> None:
+    async def _run_part(self, start: Callable[[KafkaLog], Awaitable[None]]) -> None:
         try:
-            await start(kafka)
+            await start(self._kafka)
         except Exception:
             log.exception("event=defect in=part_of_store")
             self._fail("a part of the core has failed")
@@ -250,29 +255,36 @@ class KafkaStore:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running.set()
-        place, timing = self._place, self._timing
-        kafka = KafkaLog(self._connection, place.topic, timing.append_timeout)
+        place, timing, kafka = self._place, self._timing, self._kafka
         try:
             await self._connect(kafka)
             if self._stop.is_set():
                 return
             view = LogView(place.shard, place.cluster)
             view.restore(await self._open_tables(kafka))
-        except StoreError as error:
+        except Exception as error:
+            if not isinstance(error, StoreError):
+                log.exception("event=defect in=start_of_store")
             await kafka.stop()
             self._fail(str(error))
             return
-        self._kafka = kafka
+        self._connected = True
         ownership = Ownership(view, place.node, timing.lease)
         shard = self._shard = ShardLog(kafka, ownership, place.takeover, self, self._sizes.max_record)
         shard.start()
         reader = kafka.reader({place.shard: view.end}, lambda _, offset, record: shard.read(offset, record))
         reader.on_pause = lambda: self._pause_reader(reader.held)
         reader.start()
-        work = [asyncio.create_task(one) for one in (self._assign(shard), self._commit(shard), self._follow(), self._look(kafka))]
-        stopping = asyncio.create_task(self._stop.wait())
+        work = {asyncio.create_task(one) for one in (self._assign(shard), self._commit(shard), self._follow(), self._look(kafka))}
+        stopping: asyncio.Task[Any] = asyncio.create_task(self._stop.wait())
         while not stopping.done():
-            await asyncio.wait((stopping, *work), timeout=ASSIGN_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait((stopping, *work), timeout=ASSIGN_INTERVAL, return_when=asyncio.FIRST_COMPLETED)
+            for task in work & done:
+                work.discard(task)
+                defect = task.exception()
+                if defect is not None:
+                    log.error("event=defect in=store", exc_info=defect)
+                    self._fail(f"a defect of the store: {defect!r}")
             failure = reader.failure or shard.failure
             if failure:
                 self._fail(failure)
@@ -305,29 +317,25 @@ class KafkaStore:
     async def _open_tables(self, kafka: KafkaLog) -> ViewState:
         """Open the database; one that is damaged is put aside, for the log and its snapshots have everything."""
         shard = self._place.shard
-        loop = asyncio.get_running_loop()
-        if self._prepare is not None:
-            starts: Dict[int, int] = {}
-            while shard not in starts:
-                starts = await kafka.starts([shard])
-            await self._prepare(starts[shard])
+        starts: Dict[int, int] = {}
+        while self._prepare is not None and shard not in starts:
+            starts = await kafka.starts([shard])
         try:
-            state = await loop.run_in_executor(self._executor, self._tables.open)
+            state = await self._open_prepared(starts.get(shard, 0))
         except CorruptStore as error:
             log.error("event=store_damaged shard=%d reason=%s", shard, error)
-            self._put_aside()
-            if self._prepare is not None:
-                await self._prepare(starts[shard])
-            state = await loop.run_in_executor(self._executor, self._tables.open)
+            try:
+                self._tables.put_aside()
+            except OSError as failure:
+                raise StoreError(f"{failure.filename}: {failure.strerror}") from None
+            state = await self._open_prepared(starts.get(shard, 0))
         self.first_state = state
         return state
 
-    def _put_aside(self) -> None:
-        file = self._directory / DATABASE
-        target = file.with_name(f"{file.name}.damaged")
-        for suffix in ("", "-wal", "-shm"):
-            with suppress(FileNotFoundError):
-                file.with_name(file.name + suffix).replace(target.with_name(target.name + suffix))
+    async def _open_prepared(self, log_start: int) -> ViewState:
+        if self._prepare is not None:
+            await self._prepare(log_start)
+        return await asyncio.get_running_loop().run_in_executor(self._executor, self._tables.open)
 
     async def _assign(self, shard: ShardLog) -> None:
         while True:
@@ -489,11 +497,20 @@ class KafkaStore:
         try:
             recovered = self._tables.recover()
             self.marks = self._tables.marks
-        except (StoreError, sqlite3.Error) as error:
-            reason = f"{self._tables.database.path}: {error}"
+        except Exception as error:
+            reason = self._reason(error)
+            self._tables.note_damage(error)
             self._call(lambda: self._fail(reason))
         else:
             self._call(lambda: self._set_loaded(recovered))
+
+    def _reason(self, error: Exception) -> str:
+        """Why the tables cannot be used, in one line."""
+        if isinstance(error, StoreError):
+            return str(error)
+        if not isinstance(error, (OSError, sqlite3.Error)):
+            log.error("event=defect in=tables", exc_info=error)
+        return f"{self._tables.database.path}: {error}"
 
     def _set_loaded(self, recovered: Recovered) -> None:
         if not self._lost:
@@ -501,16 +518,19 @@ class KafkaStore:
 
     def _read_rows(self, write_set: WriteSet) -> None:
         assert self._read_done is not None
+        failure: Optional[Exception] = None
         try:
             self._tables.apply()
-        except sqlite3.Error as error:
-            failure: Optional[Exception] = error
-        else:
-            failure = None
+        except Exception as error:
+            failure = error
+            self._note(error)
         tables = self._tables.tables
         pages: List[Page] = [
             tables.read_page(one) if failure is None else Page(one.session_id, [], [], failure) for one in write_set.pages
         ]
+        for page in pages:
+            if page.error is not None and failure is None:
+                self._note(page.error)
         for query in write_set.queries:
             if failure is None:
                 tables.run_query(query)
@@ -519,18 +539,25 @@ class KafkaStore:
         except Exception:
             log.exception("event=defect in=store_report")
 
+    def _note(self, error: Exception) -> None:
+        """End if an error means that the tables are damaged: they are made again at the next start."""
+        if self._tables.note_damage(error):
+            reason = f"the tables are damaged, and made again at the next start: {self._reason(error)}"
+            self._call(lambda: self._fail(reason))
+
     async def _follow(self) -> None:
         while True:
             await asyncio.sleep(self._timing.apply_interval)
             await self._apply()
 
     async def _apply(self) -> None:
+        """Have the tables apply what was read. What an error prevents waits for the next call, which follows after a pause."""
         self._hand_over()
-        assert self._loop is not None
+        loop = asyncio.get_running_loop()
         try:
-            await self._loop.run_in_executor(self._executor, self._tables.apply)
-        except sqlite3.Error as error:
-            if not self._apply_problem:
+            await loop.run_in_executor(self._executor, self._apply_and_tidy)
+        except (OSError, sqlite3.Error) as error:
+            if not self._apply_problem and not self._lost:
                 log.warning("event=store_trouble what=%s reason=%s", "the tables cannot be written", error)
             self._apply_problem = f"the tables cannot be written: {error}"
             await asyncio.sleep(APPLY_RETRY)
@@ -538,3 +565,17 @@ class KafkaStore:
             if self._apply_problem:
                 log.info("event=store_trouble_over")
             self._apply_problem = ""
+
+    def _apply_and_tidy(self) -> None:
+        try:
+            self._tables.apply()
+        except Exception as error:
+            self._note(error)
+            raise
+        try:
+            self._tables.tidy()
+        except (OSError, sqlite3.Error) as error:
+            self._note(error)
+            self._failures.report("tidying failed", error)
+        else:
+            self._failures.clear()

@@ -42,9 +42,21 @@ class DamageMarker:
             raise CorruptStore(f"{self._database}: {' '.join(found.split())}")
         self._path.unlink()
 
+    def noted(self) -> str:
+        """What the marker says; "" if it is not there."""
+        try:
+            return " ".join(self._path.read_text(encoding="utf-8", errors="replace").split()) or "is damaged"
+        except FileNotFoundError:
+            return ""
+
+    def forget(self) -> None:
+        """Remove the marker."""
+        self.found = ""
+        self._path.unlink(missing_ok=True)
+
     def note(self, error: Optional[Exception]) -> None:
         """Write the marker if the error is the first that means damage."""
-        if self.found or not is_corrupt(error):
+        if self.found or not (is_corrupt(error) or isinstance(error, CorruptStore)):
             return
         self.found = str(error)
         try:

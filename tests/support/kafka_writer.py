@@ -12,6 +12,7 @@ from typing import Callable
 from support.store_model import RandomCommits
 from support.store_writer import Writer
 
+from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.records import Takeover
 from mqttbroker.cluster.store import KafkaStore, ShardPlace, Timing
 
@@ -22,7 +23,9 @@ def opened(
     bootstrap: list[str], topic: str, directory: Path, node: str, on_lost: Callable[[str], None]
 ) -> KafkaStore:
     place = ShardPlace(topic, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
-    return KafkaStore({"bootstrap_servers": bootstrap}, place, directory, on_lost, Timing(4.0, 1.0, 1.0, 0.1))
+    timing = Timing(4.0, 1.0, 1.0, 0.1)
+    log = KafkaLog({"bootstrap_servers": bootstrap}, topic, timing.append_timeout)
+    return KafkaStore(log, place, directory, on_lost, timing)
 
 
 def main(bootstrap: str, topic: str, directory: str, node: str, seed: str, number: str) -> None:

@@ -20,7 +20,8 @@ from support.paths import ROOT
 from support.store_model import RandomCommits, check_reads, check_recovered
 from support.store_writer import Writer
 
-from mqttbroker.cluster.store import KafkaStore
+from mqttbroker.cluster.kafka_log import KafkaLog
+from mqttbroker.cluster.store import KafkaStore, ShardPlace
 from sessions.store.interface import StoreError
 from sessions.write_set import WriteSet
 
@@ -129,8 +130,8 @@ def test_a_log_that_cannot_be_used_is_named(
         store.recover()
         store.stop()
     store = opened(kafka.bootstrap, "foreign-store", tmp_path / "second", "node-2", lost)
-    other = KafkaStore(
-        {"bootstrap_servers": kafka.bootstrap}, change(store._place), tmp_path / "other", lost  # type: ignore[arg-type]
-    )
+    place: ShardPlace = change(store._place)  # type: ignore[assignment]
+    log = KafkaLog({"bootstrap_servers": kafka.bootstrap}, place.topic, 5.0)
+    other = KafkaStore(log, place, tmp_path / "other", lost)
     with pytest.raises(StoreError, match=reason):
         other.recover()

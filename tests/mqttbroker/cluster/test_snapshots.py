@@ -61,7 +61,7 @@ async def test_a_node_without_tables_starts_with_a_snapshot(kafka: KafkaCluster,
     def keeper(node: str) -> SnapshotKeeper:
         return SnapshotKeeper(
             Snapshots(connection, cluster_id, node, lambda: 5.0), 0, 2, f"{cluster_id}.log", tmp_path / node,
-            1 << 30, 900.0, lambda: 0, lambda: False, lambda: None,
+            1 << 30, 900.0, lambda: 0, lambda: False, lambda: None, lambda _: None,
         )  # fmt: skip
 
     old, late = keeper("old"), keeper("late")
