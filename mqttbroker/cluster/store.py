@@ -126,7 +126,8 @@ class KafkaStore:
         self._done: Optional[Done] = None
         self._read_done: Optional[ReadDone] = None
         self._submitted: Deque[WriteSet] = deque()
-        self._committing_since = 0.0  # of the loop's clock; 0 = nothing is being committed
+        self._committing_since = 0.0  # of the loop's clock; 0 = nothing is to be committed
+        self._paused_since = 0.0  # of the loop's clock; 0 = the shard may be served, as far as the log is concerned
         self._wake = asyncio.Event()  # for the thread's loop
         self._serving = False
         self._shard: Optional[ShardLog] = None
@@ -172,15 +173,17 @@ class KafkaStore:
         if self._lost:
             return self._lost
         if self.undecided():
-            return f"the log in Kafka does not answer: {shard.reason or 'an append is not acknowledged'}"
+            return self._apply_problem or f"the log in Kafka does not answer: {shard.reason or 'its end is not known'}"
         return self._apply_problem
 
     def undecided(self) -> bool:
-        """Whether the outcome of a commit has been unknown for longer than an append may take. On any thread."""
-        since, loop, shard = self._committing_since, self._loop, self._shard
-        if since == 0 or loop is None or shard is None:
+        """Whether nothing could be committed for longer than an append may take, or a commit waits for so long. On any thread."""
+        loop, shard = self._loop, self._shard
+        if loop is None or shard is None:
             return False
-        return loop.time() - max(since, shard.committed_at) > self._timing.append_timeout
+        latest = loop.time() - self._timing.append_timeout
+        committing = self._committing_since
+        return 0.0 < self._paused_since < latest or (committing > 0.0 and max(committing, shard.committed_at) < latest)
 
     def note_error(self, error: Exception) -> None:
         """Another reader of the database met an error: end if it means that the database is damaged."""
@@ -377,8 +380,12 @@ class KafkaStore:
     async def _commit(self, shard: ShardLog) -> None:
         while True:
             while not self._submitted or (not self._lost and not (self._serving and shard.may_commit)):
+                if self._submitted and self._committing_since == 0.0:
+                    self._committing_since = asyncio.get_running_loop().time()
                 self._wake.clear()
                 await self._wake.wait()
+            if self._committing_since == 0.0:
+                self._committing_since = asyncio.get_running_loop().time()
             if self._lost:
                 return
             await self._room()
@@ -388,11 +395,10 @@ class KafkaStore:
             outcome = Outcome.COMMITTED
             reason = ""
             if write_set.has_changes():
-                self._committing_since = asyncio.get_running_loop().time()
                 outcome, reason = await self._commit_one(shard, encode_body(write_set))
-                self._committing_since = 0.0
             if outcome is Outcome.DROPPED:
                 return
+            self._committing_since = 0.0
             self.own_end = shard.ownership.view.end
             self._submitted.popleft()
             self._answer(write_set, reason)
@@ -457,14 +463,17 @@ class KafkaStore:
 
     def serve(self) -> None:
         self._serving = True
+        self._paused_since = 0.0
         self._wake.set()
 
     def pause(self) -> None:
         self._serving = False
+        self._paused_since = asyncio.get_running_loop().time()
 
     def drop(self, reason: str) -> None:
         assert self._shard is not None
         self._serving = False
+        self._paused_since = 0.0
         if self._own:
             self._fail(reason)
         self._wake.set()

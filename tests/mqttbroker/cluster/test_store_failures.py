@@ -143,6 +143,7 @@ def test_commits_wait_for_tables_that_are_far_behind(tmp_path: Path, monkeypatch
     store.submit(next_commit(commits))
     with pytest.raises(queue.Empty):
         answers.get(timeout=0.3)
+    wait_until(store.undecided)
     on_tables(store, lambda: limit_pages(store, 10**6))
     assert answers.get(timeout=PATIENCE)
     store.stop()
@@ -280,3 +281,38 @@ def test_damage_that_is_met_while_running_ends_the_store_and_its_next_start_mend
     check_recovered(recovered, commits.rows)
     assert len(lines(caplog, "store_damaged")) == 1
     again.stop()
+
+
+# -- Kafka away ---------------------------------------------------------------------
+
+
+def test_a_store_whose_kafka_is_away_says_so_without_any_commit(tmp_path: Path) -> None:
+    memory, commits = MemoryTopic(), RandomCommits(5)
+    store = memory_store(memory, tmp_path, "one", lost)
+    store.recover()
+    writer = Writer(store)  # type: ignore[arg-type]
+    assert writer.outcome(next_commit(commits)) is None
+    assert not store.status().problem and not store.undecided()
+    memory.away = True
+    wait_until(store.undecided)
+    assert "Kafka" in store.status().problem
+    memory.away = False
+    wait_until(lambda: not store.undecided() and not store.status().problem)
+    assert writer.outcome(next_commit(commits)) is None
+    store.stop()
+
+
+def test_a_commit_that_is_submitted_while_kafka_is_away_is_undecided_until_it_is_back(tmp_path: Path) -> None:
+    memory, commits = MemoryTopic(), RandomCommits(5)
+    store = memory_store(memory, tmp_path, "one", lost)
+    store.recover()
+    answers: queue.SimpleQueue[tuple[object, object]] = queue.SimpleQueue()
+    store.start(lambda *answer: answers.put(answer), lambda *read: None)
+    memory.away = True
+    wait_until(lambda: store.status().state.value == "checking")
+    store.submit(next_commit(commits))
+    wait_until(store.undecided)
+    assert answers.empty()
+    memory.away = False
+    assert answers.get(timeout=PATIENCE)[1] is None
+    store.stop()
