@@ -115,9 +115,11 @@ class ClusterNode:
             for address in self.passed.close():
                 log.info("event=passed_socket_closed address=%s", address)
             tasks += [asyncio.create_task(one) for one in (self.manager.keep_alive(), self._pass_reloads(), self._refresh_revocations())]
+            await self._start_workers()  # as long as there is no Kafka they refuse clients
             if await self._until_stopping(self._prepare_kafka()):
                 return
-            await self._start_workers()
+            assert self.pool is not None
+            await self.pool.reload()  # the id of the cluster, which links need, is known now
             tasks.append(asyncio.create_task(self._be_member()))
             tasks.append(asyncio.create_task(self._tell_manager()))
             log.info("event=started version=%s build=%s node=%s", __version__, build_kind(), self.name)
