@@ -11,7 +11,7 @@ from mqttbroker.cluster.body import Section, published_of
 from mqttbroker.cluster.bus import SHARED_PREFIX, BusRecord, first_mark
 from mqttbroker.cluster.kafka_log import RETRY_AFTER, KafkaLog, LogReader
 from mqttbroker.cluster.log_view import CAUSES, OUT_OF_SEQUENCE, VALID, LogView, ViewState
-from mqttbroker.cluster.records import CHANGES, BadRecord, decode_header
+from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.core.publisher import BUS
 from sessions.rows import MarkRow
 
@@ -23,7 +23,7 @@ STOP_CHECK: Final = 0.1  # seconds
 class FeedBatches:
     """Makes `BusRecord` out of the records of one log, for the bus of shard ``shard``.
 
-    Bytes that are not of that log raise `ValueError`, with one line that names the place.
+    Records of another log, and bodies that are none, raise `ValueError`, with one line that names the place.
     """
 
     def __init__(self, shard: int, mark: MarkRow, cluster: bytes) -> None:
@@ -44,9 +44,9 @@ class FeedBatches:
         """The next record; None if the bus needs nothing of it."""
         if offset < self._view.end:
             return None
+        before = self._mark()
         try:
             header = decode_header(record)
-            before = self._mark()
             verdict = self._view.read(offset, header)
             if verdict != VALID:
                 self._count_void(offset, verdict)
@@ -57,7 +57,12 @@ class FeedBatches:
                     size = len(record) + self._passed
                     self._passed, self._first_passed = 0, None
                     return BusRecord(before, self._mark(), sections, published.marks, size)
-        except (BadRecord, ValueError) as error:
+        except ForeignRecord as error:
+            # The core of that shard, and its standby, say so.
+            self.void += 1
+            log.debug("event=void_record shard=%d offset=%d cause=%s", self._log, offset, error)
+            self._view.skip(offset)
+        except ValueError as error:
             raise ValueError(f"shard {self._log}, offset {offset}: {error}") from None
         self._passed += len(record)
         if self._first_passed is None:

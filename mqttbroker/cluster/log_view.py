@@ -105,6 +105,12 @@ class LogView:
             self._before = before
         return VALID
 
+    def skip(self, offset: int) -> None:
+        """Pass over a `ForeignRecord`, which is void."""
+        if offset < self.end:
+            raise ValueError(f"the record of offset {offset} was read before")
+        self.end = offset + 1
+
     def _drop_parts(self) -> None:
         self._parts.clear()
         self._before = None

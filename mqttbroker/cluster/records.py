@@ -31,6 +31,10 @@ class BadRecord(ValueError):
     """The bytes are no record of this log; the text names the reason."""
 
 
+class ForeignRecord(BadRecord):
+    """No version of this program has written the bytes: they count as a void record."""
+
+
 class Header(NamedTuple):
     """The header of a record.
 
@@ -64,10 +68,10 @@ def encode_record(header: Header, body: bytes) -> bytes:
 def decode_header(record: bytes) -> Header:
     """The header of a record, whose body begins at `HEADER_BYTES`. Raises `BadRecord`."""
     if len(record) < HEADER_BYTES:
-        raise BadRecord(f"a record of {len(record)} bytes")
+        raise ForeignRecord(f"a record of {len(record)} bytes")
     magic, kind, flags, shard, cluster, owner, epoch, sequence = _HEADER.unpack_from(record)
     if magic != MAGIC:
-        raise BadRecord(f"a record that begins with {magic!r}, not with {MAGIC!r}")
+        raise ForeignRecord(f"a record that begins with {magic!r}, not with {MAGIC!r}")
     header = Header(kind, shard, cluster, owner, epoch, sequence, flags)
     if header.kind not in (TAKEOVER, CHANGES, RELEASE):
         raise BadRecord(f"a record of the unknown kind {header.kind}: written by a newer program?")

@@ -16,6 +16,7 @@ from mqttbroker.cluster.records import (
     MORE,
     TAKEOVER,
     BadRecord,
+    ForeignRecord,
     Header,
     Takeover,
     decode_header,
@@ -157,10 +158,13 @@ class ShardLog:
         """The next record of the log; those that are known already are left out."""
         if self._stopped or self.failure or offset < self.ownership.view.end:
             return
+        before = self.ownership.view.epoch
         try:
             header = decode_header(record)
-            before = self.ownership.view.epoch
             verdict = self.ownership.record(offset, header)
+        except ForeignRecord as error:
+            self._skip(offset, error)
+            return
         except BadRecord as error:
             self.failure = f"{self._kafka.topic}, partition {self._shard}, offset {offset}: {error}"
             log.error("event=log_not_read reason=%s", self.failure)
@@ -174,6 +178,16 @@ class ShardLog:
             self._count_void(offset, verdict)
         if self.ownership.view.epoch != before:
             log.info("event=shard_taken_over shard=%d owner=%s epoch=%d", self._shard, header.owner.hex(), offset)
+        self._act()
+        self._reached()
+
+    def _skip(self, offset: int, error: ForeignRecord) -> None:
+        self.void += 1
+        log.error(
+            "event=void_record shard=%d topic=%s partition=%d offset=%d cause=%s",
+            self._shard, self._kafka.topic, self._shard, offset, error,
+        )  # fmt: skip
+        self.ownership.view.skip(offset)
         self._act()
         self._reached()
 

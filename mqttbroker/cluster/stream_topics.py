@@ -20,7 +20,7 @@ from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRan
 from bridge_spark.log.kafka_record import headers_of, stream_topic
 from mqttbroker.cluster.body import published_of
 from mqttbroker.cluster.log_view import OUT_OF_SEQUENCE, VALID, LogView, ViewState
-from mqttbroker.cluster.records import CHANGES, decode_header
+from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.config.settings import Stream
 from mqttbroker.core.publisher import partition_key
 from sessions.message import Message
@@ -229,7 +229,11 @@ class StreamTopics:
 
     def _add(self, part: _Part, view: LogView, offset: int, record: bytes) -> None:
         """Add the messages of a record of the log. Raises `BadRecord`, and `ValueError` for a body that is none."""
-        header = decode_header(record)
+        try:
+            header = decode_header(record)
+        except ForeignRecord:
+            view.skip(offset)
+            return
         validity = view.read(offset, header)
         if validity == OUT_OF_SEQUENCE:
             log.error("event=defect in=shard_log shard=%d offset=%d reason=out_of_sequence", view.shard, offset)
@@ -323,7 +327,8 @@ async def _close(producer: AIOKafkaProducer) -> None:
     if ended is not None and ended.done():
         ended.exception()  # else asyncio logs that nobody asked for it
     with suppress(Exception):
-        await asyncio.wait_for(producer.stop(), CLOSE_TIMEOUT)
+        async with asyncio.timeout(CLOSE_TIMEOUT):
+            await producer.stop()
         return
     with suppress(Exception):
         await producer.client.close()

@@ -81,6 +81,13 @@ def test_a_record_of_another_log_is_named() -> None:
         FeedBatches(0, first_mark(1), CLUSTER).read(0, takeover(2, A, NO_EPOCH))
 
 
+def test_bytes_of_another_program_are_passed_over() -> None:
+    batches = FeedBatches(0, first_mark(1), CLUSTER)
+    log = [b"{}", b"", *LOG[:1], b"MQK0" + bytes(60), LOG[1].replace((0).to_bytes(8, "little"), (2).to_bytes(8, "little"), 1)]
+    found = [batches.read(offset, record) for offset, record in enumerate(log)]
+    assert topics([one for one in found if one is not None]) == TOPICS[:1] and batches.void == 3
+
+
 @pytest.mark.one_build
 async def test_logs_in_kafka_are_read_as_far_as_there_is_room(
     kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch

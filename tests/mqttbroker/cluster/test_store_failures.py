@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 from support.core import wait_until
 from support.full_store import overwrite
-from support.memory_log import TIMING, MemoryTopic, memory_store
+from support.memory_log import CLUSTER, TIMING, MemoryTopic, memory_store
 from support.patience import PATIENCE
 from support.store_model import RandomCommits, check_reads, check_recovered
 from support.store_writer import Writer
 
+from mqttbroker.cluster.records import Header, encode_record
 from mqttbroker.cluster.shard_tables import DATABASE, ShardTables
 from mqttbroker.cluster.snapshot_keeper import SnapshotKeeper
 from mqttbroker.cluster.snapshots import Snapshots
@@ -316,3 +317,34 @@ def test_a_commit_that_is_submitted_while_kafka_is_away_is_undecided_until_it_is
     memory.away = False
     assert answers.get(timeout=PATIENCE)[1] is None
     store.stop()
+
+
+# -- bytes of others in the log -------------------------------------------------------
+
+
+FOREIGN = [b"", b"{}", b"MQK0" + bytes(200), bytes(10_000)]
+
+
+def test_records_of_another_program_are_void_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    memory, commits = MemoryTopic(), RandomCommits(6)
+    memory.append(0, FOREIGN[0])
+    for start in range(2):
+        store = memory_store(memory, tmp_path, f"node-{start}", lost, sizes=Sizes(max_record=200))
+        check_recovered(store.recover(), commits.rows)
+        writer = Writer(store)  # type: ignore[arg-type]
+        for number in range(20):
+            if number % 5 == 0:
+                memory.append(0, FOREIGN[number // 5])
+            assert writer.outcome(next_commit(commits)) is None
+        check_reads(writer, commits.rows)
+        store.stop()
+    found = [line for line in lines(caplog, "void_record") if " topic=memory partition=0 offset=" in line]
+    offsets = [offset for offset, record in enumerate(memory.records[0]) if record in FOREIGN]
+    assert [int(line.split("offset=")[1].split()[0]) for line in found] == offsets and len(offsets) == 9
+
+
+def test_a_record_of_a_newer_program_ends_the_store(tmp_path: Path) -> None:
+    memory = MemoryTopic()
+    memory.append(0, encode_record(Header(9, 0, CLUSTER, b"node----", 0, 1), b""))
+    with pytest.raises(StoreError, match="memory, partition 0, offset 0: .* written by a newer program"):
+        memory_store(memory, tmp_path, "one", lost).recover()

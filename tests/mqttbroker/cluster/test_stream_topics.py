@@ -28,6 +28,7 @@ from bridge_spark.source.plan import Planner
 from bridge_spark.source.slice_reader import read_slices
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.kafka_log import KafkaLog, LogFailure
+from mqttbroker.cluster.log_view import LogView
 from mqttbroker.cluster.records import (
     CHANGES,
     NO_EPOCH,
@@ -39,7 +40,7 @@ from mqttbroker.cluster.records import (
     encode_takeover,
 )
 from mqttbroker.cluster.stream_topic_setup import prepare_stream_topics, topic_settings
-from mqttbroker.cluster.stream_topics import StreamTopics, key_of, record_of
+from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics, _Part, key_of, record_of
 from mqttbroker.config.settings import Stream
 from sessions.message import Message
 from sessions.write_set import WriteSet
@@ -341,3 +342,10 @@ def test_an_empty_payload_is_a_tombstone_of_a_compacted_stream_only() -> None:
     assert record_of(Stream("lab", ("#",), compact=True), empty)["value"] is None
     assert record_of(Stream("lab", ("#",)), empty)["value"] == b""
     assert record_of(Stream("lab", ("#",), compact=True, key="user-property:a"), empty)["value"] == b""
+
+
+async def test_bytes_of_another_program_are_passed_over() -> None:
+    view = LogView(0, CLUSTER)
+    topics = StreamTopics({}, StreamSource("c", "c.log", 0, CLUSTER, view.state), [STREAM], MAX_MESSAGE_BYTES)
+    topics._add(_Part(None), view, 4, b"{}")  # type: ignore[arg-type]
+    assert view.end == 5
