@@ -73,7 +73,8 @@ class PeriodicTasks:
                 self._scheduler.update_clock()
                 topics.publish()
             with suppress(TimeoutError):
-                await asyncio.wait_for(reloaded.wait(), interval or None)
+                async with asyncio.timeout(interval or None):
+                    await reloaded.wait()
 
     async def refresh_revocations(self) -> None:
         """Read changed revocation lists."""
@@ -81,7 +82,8 @@ class PeriodicTasks:
             reloaded = self._reloader.reloaded
             crl = self._reloader.settings.crl
             with suppress(TimeoutError):
-                await asyncio.wait_for(reloaded.wait(), crl.refresh_interval or None)
+                async with asyncio.timeout(crl.refresh_interval or None):
+                    await reloaded.wait()
                 continue
             for listener in self._listeners:
                 await listener.refresh_revocations(crl.expiry_warning)
