@@ -7,25 +7,21 @@ its outcome was reported as unknown. All appends of one iteration of the event l
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
-from typing import Any, Callable, Dict, Final, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Final, List, NamedTuple, Optional, Sequence, Tuple
 
-from aiokafka import AIOKafkaConsumer, TopicPartition
-from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaError, NodeNotReadyError, OffsetOutOfRangeError, StaleMetadata, for_code
+from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-log = logging.getLogger("mqttbroker.cluster")
+from mqttbroker.cluster.kafka_brokers import ASK_TIMEOUT, ASKS, KafkaBrokers
+from mqttbroker.cluster.log_reader import RETRY_AFTER, LogReader, OnRecord
 
 ALL_REPLICAS: Final = -1
-RETRY_AFTER: Final = 0.1  # seconds, where nothing was sent yet
+APPENDS: Final = "append"  # the purpose of a connection
+LATE: Final = 0.5  # seconds after which it is looked whether the Kafka broker that owes an answer still leads
 ANSWER_MARGIN: Final = 1.0  # seconds that a Kafka broker's answer may take beyond the time it may wait for replicas
-FETCH_WAIT_MS: Final = 500
-HELD_WAIT_MS: Final = 20
-FETCHED_AT_ONCE: Final = 500  # records
 BATCH_OVERHEAD: Final = 1024  # bytes of a batch of one record, at most, beside the record
 
 LATEST: Final = -1  # in ListOffsets
@@ -60,50 +56,44 @@ class LogFailure(Exception):
     """The logs cannot be read; the text is one line."""
 
 
-OnRecord = Callable[[int, int, bytes], None]
-
-
 class KafkaLog:
     """The logs in ``topic``. All methods are for the event loop that runs `start`.
 
     ``connection`` are the arguments of aiokafka's clients for the bootstrap servers and their security. An append takes
-    ``append_timeout`` seconds at most, and `ANSWER_MARGIN` more until its outcome is reported as unknown.
+    ``append_timeout`` seconds at most, and `ANSWER_MARGIN` more until its outcome is reported as unknown. It is unknown as soon as
+    another Kafka broker is found to lead the log.
     """
 
     def __init__(self, connection: Dict[str, Any], topic: str, append_timeout: float) -> None:
         self.topic = topic
-        self._connection = connection
         self._append_timeout = append_timeout
-        self._timeout_ms = int((append_timeout + ANSWER_MARGIN) * 1000)
-        self._client: Optional[AIOKafkaClient] = None
+        self._connection = connection
+        self._brokers = KafkaBrokers(connection, topic)
+        self._stopped = False
         self._gathered: Dict[int, List[Tuple[int, bytes, asyncio.Future[Appended]]]] = {}  # by the leader
         self._tasks: set[asyncio.Task[None]] = set()
         self._readers: List[LogReader] = []
 
     async def start(self) -> int:
         """Connect; returns the number of shards. Raises `LogFailure`."""
-        client = AIOKafkaClient(
-            **self._connection,
-            client_id="mqttbroker",
-            request_timeout_ms=self._timeout_ms,
-            metadata_max_age_ms=30_000,
-        )
-        try:
-            await client.bootstrap()
-            self._client = client
-            return len(await client._wait_on_metadata(self.topic))
-        except (KafkaError, OSError) as error:
-            await client.close()
-            self._client = None
-            raise LogFailure(f"{self.topic}: {error!r}") from None
+        brokers = self._brokers = KafkaBrokers(self._connection, self.topic)
+        loop = asyncio.get_running_loop()
+        until = loop.time() + self._append_timeout
+        answered = await brokers.refresh()
+        while answered and not brokers.partitions and loop.time() < until:
+            await asyncio.sleep(RETRY_AFTER)
+            answered = await brokers.refresh()
+        if brokers.partitions:
+            return brokers.partitions
+        await brokers.close()
+        raise LogFailure(f"{self.topic}: {brokers.problem or 'no Kafka broker answers'}")
 
     async def stop(self) -> None:
         """Close all connections; appends under way are reported as unknown."""
+        self._stopped = True
         for reader in self._readers:
             await reader.stop()
-        if self._client is not None:
-            await self._client.close()
-            self._client = None
+        await self._brokers.close()
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=ANSWER_MARGIN)
 
@@ -111,7 +101,7 @@ class KafkaLog:
 
     async def append(self, shard: int, record: bytes) -> Appended:
         """Append one record."""
-        leader = await self._leader(shard, self._append_timeout)
+        leader = await self._leader(shard, APPENDS, self._append_timeout)
         if leader is None:
             return Appended(-1, "the log has no leader that can be reached", True)
         outcome: asyncio.Future[Appended] = asyncio.get_running_loop().create_future()
@@ -121,21 +111,22 @@ class KafkaLog:
             asyncio.get_running_loop().call_soon(self._send, leader)
         return await outcome
 
-    async def _leader(self, shard: int, timeout: float) -> Optional[int]:
-        """The leader of a shard's log, connected; None if there is none within so many seconds."""
-        client = self._client
-        until = asyncio.get_running_loop().time() + timeout
-        while client is not None:
-            leader = client.cluster.leader_for_partition(TopicPartition(self.topic, shard))
-            if leader is not None and leader >= 0:
+    async def _leader(self, shard: int, purpose: str, timeout: float) -> Optional[int]:
+        """The leader of a shard's log, connected for this purpose; None if there is none within so many seconds."""
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout
+        while not self._stopped:
+            leader = self._brokers.leader(shard)
+            if leader is not None:
                 with suppress(KafkaError, OSError):
-                    if await client.ready(leader):
-                        return int(leader)
-            if asyncio.get_running_loop().time() >= until:
+                    await self._brokers.connect(leader, purpose)
+                    return leader
+            if loop.time() >= until:
                 break
-            with suppress(KafkaError, OSError):
-                await asyncio.wait_for(client.force_metadata_update(), RETRY_AFTER * 10)
-            await asyncio.sleep(RETRY_AFTER)
+            with suppress(KafkaError):
+                await self._brokers.refresh()
+            if self._brokers.leader(shard) in (None, leader):
+                await asyncio.sleep(RETRY_AFTER)
         return None
 
     def _send(self, leader: int) -> None:
@@ -145,12 +136,21 @@ class KafkaLog:
 
     async def _produce(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> None:
         """Send one request, and report what came of it."""
-        outcomes = await self._request(leader, appends)
+        request = asyncio.get_running_loop().create_task(self._request(leader, appends))
+        while not request.done():
+            await asyncio.wait([request], timeout=LATE)
+            if not request.done():
+                with suppress(KafkaError):
+                    await self._brokers.refresh()
+                if any(self._brokers.leader(shard) not in (leader, None) for shard, _, _ in appends):
+                    self._brokers.give_up(leader, APPENDS)
+                    await asyncio.wait([request])
+        outcomes = request.result()
         for shard, _, outcome in appends:
             if not outcome.done():
                 outcome.set_result(outcomes.get(shard, Appended(-1, "the answer does not name the shard")))
-        if self._client is not None and any(outcome.offset < 0 for outcome in outcomes.values()):
-            self._client.force_metadata_update()
+        if any(outcome.offset < 0 for outcome in outcomes.values()):
+            self._brokers.refresh_soon()
 
     async def _request(
         self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]
@@ -162,13 +162,11 @@ class KafkaLog:
             [(self.topic, [(shard, encode_batch(record)) for shard, record, _ in appends])],
         )
         shards = [shard for shard, _, _ in appends]
-        if self._client is None:
-            return dict.fromkeys(shards, Appended(-1, "stopped", True))
         try:
-            answer = await self._client.send(leader, request)
-        except (NodeNotReadyError, StaleMetadata) as error:
+            answer = await self._brokers.send(leader, APPENDS, request, self._append_timeout + ANSWER_MARGIN)
+        except NodeNotReadyError as error:
             return dict.fromkeys(shards, Appended(-1, f"not sent: {error!r}", True))
-        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        except (KafkaError, OSError) as error:
             return dict.fromkeys(shards, Appended(-1, repr(error)))
         return {
             partition: _outcome(code, offset)
@@ -187,116 +185,35 @@ class KafkaLog:
         return await self._offsets(shards, EARLIEST)
 
     async def _offsets(self, shards: Sequence[int], which: int) -> Dict[int, int]:
+        brokers = self._brokers
         by_leader: Dict[int, List[int]] = {}
         for shard in shards:
-            leader = await self._leader(shard, RETRY_AFTER)
+            leader = brokers.leader(shard)
             if leader is not None:
                 by_leader.setdefault(leader, []).append(shard)
         found: Dict[int, int] = {}
-        for leader, led in by_leader.items():
-            request = OffsetRequest(-1, READ_UNCOMMITTED, [(self.topic, [(shard, which) for shard in led])])
-            if self._client is None:
-                break
-            try:
-                answer = await self._client.send(leader, request)
-            except (KafkaError, OSError, asyncio.TimeoutError):
-                continue
-            for _, partitions in answer.topics:
-                found.update((partition, offset) for partition, code, _, offset, *_ in partitions if code == 0)
-        if self._client is not None and len(found) < len(shards):
-            self._client.force_metadata_update()
+        for answer in await asyncio.gather(*(self._offsets_of(leader, led, which) for leader, led in by_leader.items())):
+            found.update(answer)
+        if len(found) < len(shards) and not self._stopped:
+            with suppress(KafkaError):
+                await brokers.refresh()
         return found
+
+    async def _offsets_of(self, leader: int, shards: List[int], which: int) -> Dict[int, int]:
+        request = OffsetRequest(-1, READ_UNCOMMITTED, [(self.topic, [(shard, which) for shard in shards])])
+        try:
+            answer = await self._brokers.send(leader, ASKS, request, ASK_TIMEOUT)
+        except (KafkaError, OSError):
+            return {}
+        return {
+            partition: offset for _, partitions in answer.topics for partition, code, _, offset, *_ in partitions if code == 0
+        }
 
     def reader(self, starts: Dict[int, int], on_record: OnRecord) -> LogReader:
         """A reader of the logs of these shards, from these offsets on; ``on_record(shard, offset, record)``."""
-        reader = LogReader(self._connection, self.topic, starts, on_record)
+        reader = LogReader(self._brokers, self.topic, starts, on_record)
         self._readers.append(reader)
         return reader
-
-
-class LogReader:
-    """Reads logs in the order of their offsets, and goes on with what is appended.
-
-    ``on_pause`` is called after each call of ``on_record`` that no other follows at once. It may change ``held``, the shards whose logs
-    are not read on; it is called at least every `HELD_WAIT_MS` while there are any.
-    """
-
-    def __init__(self, connection: Dict[str, Any], topic: str, starts: Dict[int, int], on_record: OnRecord) -> None:
-        self.failure = ""  # why it reads no more
-        self.held: set[int] = set()
-        self.ends: Dict[int, int] = {}  # of the logs, as Kafka told them with the records that were read last
-        self.on_pause: Optional[Callable[[], object]] = None
-        self._connection = connection
-        self._topic = topic
-        self._starts = starts
-        self._on_record = on_record
-        self._task: Optional[asyncio.Task[None]] = None
-
-    def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run())
-
-    async def stop(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-            self._task = None
-
-    async def _run(self) -> None:
-        try:
-            await self._read()
-        except OffsetOutOfRangeError as error:
-            self.failure = f"{self._topic}: records are missing: {error}"
-            log.error("event=log_not_read reason=%s", self.failure)
-        except ValueError as error:
-            self.failure = f"{self._topic}: {error}"
-            log.error("event=log_not_read reason=%s", self.failure)
-        except Exception as error:
-            self.failure = f"{self._topic}: {error!r}"
-            log.exception("event=defect in=log_reader")
-
-    async def _read(self) -> None:
-        consumer = AIOKafkaConsumer(
-            **self._connection,
-            client_id="mqttbroker",
-            group_id=None,
-            enable_auto_commit=False,
-            auto_offset_reset="none",
-            isolation_level="read_uncommitted",
-            fetch_max_wait_ms=FETCH_WAIT_MS,
-            metadata_max_age_ms=30_000,
-            retry_backoff_ms=int(RETRY_AFTER * 1000),
-        )
-        while True:
-            try:
-                await consumer.start()
-                break
-            except KafkaError:
-                await asyncio.sleep(RETRY_AFTER)
-        try:
-            places = {TopicPartition(self._topic, shard): start for shard, start in self._starts.items()}
-            consumer.assign(list(places))
-            for place, start in places.items():
-                consumer.seek(place, start)
-            while True:
-                found = await self._fetch(consumer, list(places))
-                for place, records in found.items():
-                    self.ends[place.partition] = consumer.highwater(place) or 0
-                    for record in records:
-                        self._on_record(place.partition, record.offset, record.value or b"")
-                if self.on_pause is not None:
-                    self.on_pause()
-        finally:
-            await consumer.stop()
-
-    async def _fetch(self, consumer: AIOKafkaConsumer, places: List[TopicPartition]) -> Dict[TopicPartition, Any]:
-        if not self.held:
-            return dict(await consumer.getmany(timeout_ms=FETCH_WAIT_MS, max_records=FETCHED_AT_ONCE))
-        wanted = [place for place in places if place.partition not in self.held]
-        if not wanted:
-            await asyncio.sleep(HELD_WAIT_MS / 1000)
-            return {}
-        return dict(await consumer.getmany(*wanted, timeout_ms=HELD_WAIT_MS, max_records=FETCHED_AT_ONCE))
 
 
 def encode_batch(record: bytes) -> bytes:

@@ -9,7 +9,8 @@ from typing import Callable, Dict, Final, List, Optional
 
 from mqttbroker.cluster.body import Section, published_of
 from mqttbroker.cluster.bus import SHARED_PREFIX, BusRecord, first_mark
-from mqttbroker.cluster.kafka_log import RETRY_AFTER, KafkaLog, LogReader
+from mqttbroker.cluster.kafka_log import KafkaLog
+from mqttbroker.cluster.log_reader import RETRY_AFTER, LogReader
 from mqttbroker.cluster.log_view import CAUSES, OUT_OF_SEQUENCE, VALID, LogView, ViewState
 from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.core.publisher import BUS

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Dict, List, Sequence
 
-from mqttbroker.cluster.kafka_log import Appended, KafkaLog, LogFailure, LogReader, OnRecord
+from mqttbroker.cluster.kafka_brokers import KafkaBrokers
+from mqttbroker.cluster.kafka_log import Appended, KafkaLog, LogFailure
+from mqttbroker.cluster.log_reader import LogReader, OnRecord
 from mqttbroker.cluster.records import Takeover
 from mqttbroker.cluster.store import KafkaStore, ShardPlace, Sizes, Timing
 
@@ -68,7 +70,7 @@ class MemoryLog(KafkaLog):
 
 class MemoryReader(LogReader):
     def __init__(self, memory: MemoryTopic, starts: Dict[int, int], on_record: OnRecord) -> None:
-        super().__init__({}, TOPIC, starts, on_record)
+        super().__init__(KafkaBrokers({}, TOPIC), TOPIC, starts, on_record)
         self._memory = memory
 
     async def _read(self) -> None:

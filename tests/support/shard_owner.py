@@ -14,7 +14,8 @@ import sys
 from contextlib import suppress
 from typing import Callable, Optional
 
-from mqttbroker.cluster.kafka_log import KafkaLog, LogReader
+from mqttbroker.cluster.kafka_log import KafkaLog
+from mqttbroker.cluster.log_reader import LogReader
 from mqttbroker.cluster.log_view import VALID, LogView
 from mqttbroker.cluster.ownership import Ownership, State
 from mqttbroker.cluster.records import CHANGES, HEADER_BYTES, Takeover, decode_header

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from support.kafka import KafkaCluster
 
-from mqttbroker.cluster import kafka_log
+from mqttbroker.cluster import log_reader
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.bus import BusRecord, first_mark
 from mqttbroker.cluster.kafka_log import KafkaLog
@@ -92,7 +92,7 @@ def test_bytes_of_another_program_are_passed_over() -> None:
 async def test_logs_in_kafka_are_read_as_far_as_there_is_room(
     kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_log, "FETCHED_AT_ONCE", 10)
+    monkeypatch.setattr(log_reader, "FETCHED_AT_ONCE", 10)
     await kafka.create_topic("feed", 3)
     connection = {"bootstrap_servers": kafka.bootstrap}
     log = KafkaLog(connection, "feed", 5.0)

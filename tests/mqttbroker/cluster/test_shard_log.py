@@ -25,6 +25,7 @@ from mqttbroker.cluster.shard_log import Outcome
 pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build, pytest.mark.slow("kills and stops Kafka brokers")]
 
 WAIT_S = 90.0
+SESSION_S = 1.5  # `broker.session.timeout.ms` of these Kafka brokers
 
 
 async def until(condition: Callable[[], bool], what: str) -> None:
@@ -228,6 +229,36 @@ async def test_a_record_of_another_program_is_void(kafka: KafkaCluster) -> None:
     async with owner(kafka, "foreign", "a") as node:
         assert await node.commit() is Outcome.COMMITTED
         assert node.log is not None and node.log.void == 1
+
+
+@pytest.mark.parametrize("leads", [True, False])
+async def test_a_broker_that_answers_nothing_stops_acknowledgements_until_kafka_leaves_it(kafka: KafkaCluster, leads: bool) -> None:
+    """A stopped process is to all others what an isolated one is: its connections stay open, and nothing comes."""
+    topic = f"isolated-{leads}"
+    await kafka.create_topic(topic)
+    async with owner(kafka, topic, "a") as node:
+        for _ in range(20):
+            assert await node.commit() is Outcome.COMMITTED
+        stopped = await kafka.leader(topic, 0)
+        if not leads:
+            stopped = stopped % 3 + 1
+        loop = asyncio.get_running_loop()
+        began = last = loop.time()
+        longest = 0.0
+        kafka.broker(stopped).send_signal(signal.SIGSTOP)
+        try:
+            while loop.time() < began + 15.0:
+                await node.commit()
+                now = loop.time()
+                longest, last = max(longest, now - last), now
+        finally:
+            kafka.broker(stopped).send_signal(signal.SIGCONT)
+        print(f"acknowledgements paused for {longest:.2f} s")
+        assert longest < SESSION_S + 3.0
+        await kafka.in_sync(topic, 0, 3)
+        assert await node.commit() is Outcome.COMMITTED
+    found = valid_bodies(await whole_log(kafka, topic))
+    assert len(found) == len(set(found))
 
 
 ROUNDS = [2, pytest.param(20, marks=[pytest.mark.slow(reason="more of the same"), pytest.mark.timeout(1200)])]
