@@ -123,7 +123,7 @@ def cluster_view(node: ClusterNode) -> Dict[str, Any]:
             {
                 "shard": shard,
                 "owner": owner,
-                "address": "{}:{}".format(*addresses[shard]) if shard in addresses else None,
+                "address": str(addresses[shard]) if shard in addresses else None,
                 "standbys": standbys,
                 "core": _core_view(node, shard),
             }

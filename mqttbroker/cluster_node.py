@@ -34,6 +34,8 @@ from mqttbroker.cluster.core_control import CoreSetup, Owners, Snapshot, link_po
 from mqttbroker.cluster.core_processes import FOLLOW, NOTHING, SERVE, ShardCore
 from mqttbroker.cluster.kafka_connection import connection
 from mqttbroker.cluster.kafka_log import LogFailure
+from mqttbroker.cluster.link_keys import key_of, new_key
+from mqttbroker.cluster.link_server import CORE, WORKER
 from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused
 from mqttbroker.cluster.stream_topic_setup import prepare_stream_topics
 from mqttbroker.cluster_http import ClusterMetrics, ClusterRoutes
@@ -43,6 +45,7 @@ from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import close, configure_log, file_problem
 from mqttbroker.net import worker_setup
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -85,6 +88,7 @@ class ClusterNode:
         self.draining = False
         self.pins: Dict[int, tuple[str, float]] = {}
         self.record_cluster = b""
+        self.link_key = new_key()
         self.kafka_problem = "Kafka is not reached yet"
         self.directory: Optional[Directory] = None
         self.membership: Optional[Membership] = None
@@ -272,6 +276,7 @@ class ClusterNode:
             self.draining,
             self.pins,
             [core.shard for core in self.cores if core.failed],
+            self.link_key,
         )
 
     def _assigned(self, directory: Directory) -> None:
@@ -290,19 +295,23 @@ class ClusterNode:
         for core in self.cores:
             core.tell_owners(owners)
         if self.pool is not None:
-            self.pool.direct(worker_setup.Directory(owners.shards, owners.owners))
+            self.pool.direct(worker_setup.Directory(owners.shards, self._addresses(directory, WORKER)))
 
     def _owners(self) -> Optional[Owners]:
         """Where the cores are that own the shards, as far as the directory says."""
         directory = self.directory
         if directory is None:
             return None
+        return Owners(self.cluster.shards, self._addresses(directory, CORE), len(directory.members))
+
+    def _addresses(self, directory: Directory, kind: str) -> Dict[int, LinkAddress]:
+        """Where processes of a kind have links to the owners of the shards."""
         found = {}
         for shard, (owner, _) in enumerate(directory.shards):
             if owner in directory.members:
                 info = directory.members[owner]
-                found[shard] = (info.address, link_port(info.link_port, shard))
-        return Owners(self.cluster.shards, found, len(directory.members))
+                found[shard] = LinkAddress(info.address, link_port(info.link_port, shard), key_of(info.link_key, kind))
+        return found
 
     def _core_changed(self, core: ShardCore) -> None:
         """Have the shards assigned anew if a core of this node lost one, or can take over one that is to move here."""
@@ -354,7 +363,9 @@ class ClusterNode:
 
     def _core_setup(self) -> str:
         cluster = self.cluster
-        return CoreSetup(self._core_settings, self.record_cluster, self.name, cluster.address, self.digest()).encode()
+        return CoreSetup(
+            self._core_settings, self.record_cluster, self.name, cluster.address, self.digest(), self.link_key
+        ).encode()
 
     async def _pass_reloads(self) -> None:
         """Have the cores reload whenever this process has reloaded."""

@@ -155,7 +155,7 @@ class ShardProcess:
         if isinstance(command, control.Own):
             core.store.own(command.patience)
         elif isinstance(command, control.Owners):
-            core.direct({shard: (host, port) for shard, (host, port) in command.owners.items()}, command.nodes)
+            core.direct(command.owners, command.nodes)
         elif isinstance(command, control.Reload):
             self._settings = core_settings(CoreSetup.decode(command.setup).settings, self._shard)
             if self._server is not None and self._is_open:

@@ -15,6 +15,7 @@ from typing import Any, Final, NamedTuple, Optional, Union
 import msgspec
 
 from mqttbroker.config.settings import Settings
+from mqttbroker.net.link_address import LinkAddress
 
 STATUS_INTERVAL: Final = 1.0  # seconds
 MAX_LINE: Final = 16_777_216  # bytes
@@ -48,13 +49,14 @@ def http_port(first: Optional[int], shard: int) -> Optional[int]:
 
 class CoreSetup(NamedTuple):
     """What a core is made of: the settings of its node as they were loaded, the id of the cluster in records, the address that other nodes
-    use for links to this node, and a digest of the settings that all nodes have in common."""
+    use for links to this node, a digest of the settings that all nodes have in common, and the node's key of links."""
 
     settings: Settings
     cluster: bytes
     node: str
     link_address: str
     digest: str
+    link_key: str
 
     def encode(self) -> str:
         return base64.b64encode(pickle.dumps(self)).decode("ascii")
@@ -86,10 +88,11 @@ class Release(msgspec.Struct, tag="release", tag_field="do"):
 
 
 class Owners(msgspec.Struct, tag="directory", tag_field="do"):
-    """The cores that own the shards, as far as they are known: host and port for links, by shard; and the number of nodes."""
+    """The cores that own the shards, as far as they are known: where to, and with which key, cores have links, by shard; and the number
+    of nodes."""
 
     shards: int
-    owners: dict[int, tuple[str, int]]
+    owners: dict[int, LinkAddress]
     nodes: int = 0
 
 

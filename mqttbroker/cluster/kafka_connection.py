@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import ssl
 from hashlib import sha256
 from typing import Any, Dict
@@ -14,6 +15,8 @@ CLUSTER_ID_BYTES = 8
 
 def connection(cluster: Cluster) -> Dict[str, Any]:
     """The arguments of aiokafka's clients. Raises ConfigError for a certificate that cannot be read."""
+    # Its debug lines have whole requests: passwords, keys of links, payloads.
+    logging.getLogger("aiokafka").setLevel(logging.INFO)
     arguments: Dict[str, Any] = {
         "bootstrap_servers": list(cluster.bootstrap_servers),
         "security_protocol": cluster.security_protocol,

@@ -26,6 +26,7 @@ from mqttbroker.core.publisher import SharedLink
 from mqttbroker.core.stream_filter import reads_stream
 from mqttbroker.core.subscriptions import FilterObserver
 from mqttbroker.core.terms import ListenerTerms
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
@@ -41,8 +42,6 @@ HELD: Final = 10.0  # seconds for which a filter that was announced is kept, if 
 SHORTEST_WAIT: Final = 0.05  # seconds between attempts to connect
 LONGEST_WAIT: Final = 1.0
 LINK_BUFFER: Final = 8_388_608  # bytes in front of the socket of a link, which has the messages of many clients
-
-Address = Tuple[str, int]
 
 
 class LinkUser(Protocol):
@@ -193,7 +192,7 @@ class Links:
         own: int,
         shards: int,
         hello: Callable[[int], Hello],
-        connect: Callable[[Address, Hello, Any], Any],
+        connect: Callable[[LinkAddress, Hello, Any], Any],
         timeout: float,
     ) -> None:
         broker = endpoint.scheduler.broker
@@ -205,7 +204,7 @@ class Links:
         self._hello = hello
         self._connect = connect
         self._timeout = timeout
-        self._owners: Dict[int, Address] = {}
+        self._owners: Dict[int, LinkAddress] = {}
         self._peers: Dict[int, Peer] = {shard: Peer(self, shard) for shard in range(shards) if shard != own}
         self._links: Dict[int, _Link] = {}
         self._tasks: Dict[int, asyncio.Task[None]] = {}
@@ -226,7 +225,7 @@ class Links:
 
     # -- interface ------------------------------------------------------------------
 
-    def direct(self, owners: Mapping[int, Address]) -> None:
+    def direct(self, owners: Mapping[int, LinkAddress]) -> None:
         """The cores of these shards are at these addresses."""
         before, self._owners = self._owners, dict(owners)
         for shard in self._peers:
@@ -405,7 +404,7 @@ class Links:
     def endpoint(self) -> Endpoint:
         return self._endpoint
 
-    async def _keep(self, shard: int, address: Address) -> None:
+    async def _keep(self, shard: int, address: LinkAddress) -> None:
         """Have a link to the core of a lower shard."""
         wait = SHORTEST_WAIT
         reason = ""
@@ -417,7 +416,7 @@ class Links:
                 if str(error) != reason:
                     reason = str(error)
                     say = log.warning if isinstance(error, LinkRefused) else log.info
-                    say("event=link_failed shard=%d address=%s reason=%s", shard, f"{address[0]}:{address[1]}", reason)
+                    say("event=link_failed shard=%d address=%s reason=%s", shard, address, reason)
                 await asyncio.sleep(wait)
                 wait = min(2 * wait, LONGEST_WAIT)
                 continue

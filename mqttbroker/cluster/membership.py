@@ -44,7 +44,8 @@ class NodeInfo(msgspec.Struct):
 
     ``start`` is the Unix time of its start, ``address`` and ``link_port`` where its links are, ``http`` the URL of its HTTP server or "".
     ``owned`` has the epoch of each shard that it owns or takes over, ``follows``, ``warm`` and ``failed`` as in `Member`. ``pins`` has the
-    operator's choices that it knows: node and Unix time, by shard.
+    operator's choices that it knows: node and Unix time, by shard. ``link_key`` is the key of links to it, and not in the text of this
+    object.
     """
 
     node: str
@@ -59,6 +60,10 @@ class NodeInfo(msgspec.Struct):
     draining: bool = False
     pins: Dict[int, Tuple[str, float]] = {}
     failed: List[int] = []
+    link_key: str = ""
+
+    def __repr__(self) -> str:
+        return f"NodeInfo({self.node})"
 
 
 class Directory(msgspec.Struct):

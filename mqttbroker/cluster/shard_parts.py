@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Dict, Final, FrozenSet, Optional, Tuple
+from typing import Dict, Final, FrozenSet, Optional
 
 from mqttbroker import __version__
 from mqttbroker.cluster.bus import Barrier, Bus, LocalReceiver
@@ -39,6 +39,7 @@ from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.net.link import Link
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listeners import OpenListener, defect
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import JoinedClients
@@ -83,7 +84,7 @@ class ShardCore:
     def __init__(self, setup: CoreSetup, shard: int, directory: Path, on_lost: Callable[[str], None]) -> None:
         settings, cluster = setup.settings, setup.settings.cluster
         self.shard = shard
-        self.owners: Dict[int, Tuple[str, int]] = {}
+        self.owners: Dict[int, LinkAddress] = {}
         self.nodes = 0  # in the cluster
         self.bus_lag = 0  # records of the other logs that are not routed
         self.links_missing: Sequence[int] = ()  # shards with an owner to whose core there is no link
@@ -117,7 +118,7 @@ class ShardCore:
         self._server: Optional[LinkServer] = None
         self._undecided: Optional[asyncio.Task[None]] = None
 
-    def direct(self, owners: Dict[int, Tuple[str, int]], nodes: int) -> None:
+    def direct(self, owners: Dict[int, LinkAddress], nodes: int) -> None:
         """The cores that own the shards have these addresses; they are of ``nodes`` nodes."""
         self.owners, self.nodes = owners, nodes
         if self._links is not None:
@@ -180,7 +181,7 @@ class ShardCore:
             self.shard,
             self._shards.count,
             self._hello,
-            lambda address, hello, protocol: connect_link(*address, self._tls, hello, protocol),
+            lambda address, hello, protocol: connect_link(address, self._tls, hello, protocol),
             self._settings.cluster.session_timeout,
         )
         retained = self._retained = RetainedMessages(
@@ -299,8 +300,9 @@ class ShardCore:
 
         tls = server_context(cluster.link_cafile, cluster.link_certfile, cluster.link_keyfile)
         server = self._server = LinkServer(
-            cluster.link_host, link_port(cluster.link_port, self.shard), tls, check, {WORKER: worker, CORE: links.accept}
-        )
+            cluster.link_host, link_port(cluster.link_port, self.shard), tls, self._setup.link_key, check,
+            {WORKER: worker, CORE: links.accept},
+        )  # fmt: skip
         await server.start()
 
     async def accept(self, listeners: Sequence[OpenListener], scheduler: FlushScheduler) -> None:

@@ -105,7 +105,7 @@ class OpenListener:
                     found = listener.path.stat()
                     self._inode = (found.st_dev, found.st_ino)
             else:
-                self._sockets = await _tcp_sockets(listener.host, listener.port, passed)
+                self._sockets = await tcp_sockets(listener.host, listener.port, passed)
             await self._serve(context)
         except OSError as error:
             self.close()
@@ -357,7 +357,7 @@ class OpenListener:
 # --- TCP --------------------------------------------------------------------
 
 
-async def _tcp_sockets(host: str, port: int, passed: PassedSockets) -> List[ListeningSocket]:
+async def tcp_sockets(host: str, port: int, passed: PassedSockets) -> List[ListeningSocket]:
     """A bound socket for each address of the host, all with the same port."""
     if host in _EVERYWHERE:
         found = passed.take_everywhere(port)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
 from mqttbroker.config.settings import Listener, Log
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import LinkError
 from mqttbroker.net.revocation import verified_chain
 
@@ -101,10 +102,10 @@ class FrontSetup(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """The number of shards of a cluster, and the address of the core that owns each shard, as far as it is known."""
+    """The number of shards of a cluster, and where workers have links to the core that owns each shard, as far as it is known."""
 
     shards: int
-    owners: dict[int, tuple[str, int]]
+    owners: dict[int, LinkAddress]
 
     def encode(self) -> bytes:
         return json.dumps({"shards": self.shards, "owners": self.owners}).encode()
@@ -112,8 +113,7 @@ class Directory(NamedTuple):
     @staticmethod
     def decode(data: bytes) -> Directory:
         found = json.loads(data)
-        owners = {int(shard): (str(host), int(port)) for shard, (host, port) in found["owners"].items()}
-        return Directory(int(found["shards"]), owners)
+        return Directory(int(found["shards"]), {int(shard): LinkAddress(*one) for shard, one in found["owners"].items()})
 
 
 def listener_name(index: int, listener: Listener) -> str:

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Awaitable, Callable, Dict, List, Optional, Protocol, Tuple
+from typing import Any, Awaitable, Callable, Dict, List, Optional, Protocol
 
 from mqttbroker.cluster.shards import Shards
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.worker_setup import Directory
 from mqttbroker.worker.clients import WorkerLink
 
 log = logging.getLogger("mqttbroker.network")
-
-Address = Tuple[str, int]
 
 RETRY = 0.1  # seconds until the next attempt to open a link
 LEAVING = 1.0  # seconds in which a core that lost its shard may close its clients by itself
@@ -40,19 +39,19 @@ class CoreLink:
     """The link to the owner of one shard. ``connect`` opens it: ``connect(shard, address, link)``; OSError if it cannot."""
 
     def __init__(
-        self, shard: int, loop: Any, connect: Callable[[int, Address, WorkerLink], Awaitable[None]], links: CoreLinks
+        self, shard: int, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], links: CoreLinks
     ) -> None:
         self.shard = shard
         self.link: Optional[WorkerLink] = None  # an open one
         self.waiting: Dict[Placed, bool] = {}
-        self.address: Optional[Address] = None  # of the owner; None if none is known
-        self._linked: Optional[Address] = None  # where `link` goes to
+        self.address: Optional[LinkAddress] = None  # of the owner; None if none is known
+        self._linked: Optional[LinkAddress] = None  # where `link` goes to
         self._loop = loop
         self._connect = connect
         self._links = links
         self._opening: Optional[asyncio.Task[None]] = None
 
-    def move(self, address: Optional[Address]) -> None:
+    def move(self, address: Optional[LinkAddress]) -> None:
         """The shard has this owner now. While none is known an open link stays: its core knows whether it still owns the
         shard."""
         self.address = address
@@ -77,7 +76,6 @@ class CoreLink:
             while self._is_needed:
                 address = self.address
                 assert address is not None
-                shown = "%s:%d" % address
                 link = self._links.new_link(self)
                 try:
                     await self._connect(self.shard, address, link)
@@ -85,13 +83,13 @@ class CoreLink:
                     self._links.forget(link)
                     if reason != str(error):
                         reason = str(error)
-                        log.warning("event=link_failed shard=%d address=%s reason=%s", self.shard, shown, reason)
+                        log.warning("event=link_failed shard=%d address=%s reason=%s", self.shard, address, reason)
                     await asyncio.sleep(RETRY)
                     continue
                 if address != self.address:
                     link.close()
                 elif self._links.is_open(link):
-                    log.info("event=link_opened shard=%d address=%s", self.shard, shown)
+                    log.info("event=link_opened shard=%d address=%s", self.shard, address)
                     self.link = link
                     self._linked = address
                     self._links.join_waiting(self)
@@ -112,7 +110,7 @@ class CoreLinks:
     own cores, at ``port`` + 1 + shard, if it has any."""
 
     def __init__(
-        self, loop: Any, connect: Callable[[int, Address, WorkerLink], Awaitable[None]], host: str, port: int
+        self, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], host: str, port: int
     ) -> None:
         self._loop = loop
         self._connect = connect
@@ -180,7 +178,7 @@ class CoreLinks:
     def _candidates(self) -> List[CoreLink]:
         """The cores of this node; all with a known address if there are none."""
         known = [core for core in self._cores if core.address is not None]
-        return [core for core in known if core.address == (self._host, self._port + 1 + core.shard)] or known
+        return [core for core in known if core.address and core.address[:2] == (self._host, self._port + 1 + core.shard)] or known
 
     def _any(self) -> Optional[WorkerLink]:
         """The open link of one core or another; None if none is open."""

@@ -8,9 +8,10 @@ from typing import Any
 
 from mqttbroker.cluster.link_server import WORKER, Hello, client_context, connect_link
 from mqttbroker.file_limit import OWN_FILES
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.worker_setup import FrontSetup, Holds, ListenerSetup
 from mqttbroker.worker.clients import WorkerLink
-from mqttbroker.worker.core_links import Address, CoreLinks
+from mqttbroker.worker.core_links import CoreLinks
 from mqttbroker.worker.held_clients import HeldClients, HeldListener
 
 
@@ -64,7 +65,7 @@ class Front:
         self._held.end()
         self.links.close()
 
-    async def _connect(self, shard: int, address: Address, link: WorkerLink) -> None:
+    async def _connect(self, shard: int, address: LinkAddress, link: WorkerLink) -> None:
         """Open the link to a core. Raises OSError."""
         hello = Hello(**self._setup.hello, kind=WORKER, shard=shard)
-        await connect_link(*address, self._tls, hello, link)
+        await connect_link(address, self._tls, hello, link)

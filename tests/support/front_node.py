@@ -14,10 +14,12 @@ from support.core import Core
 
 from mqttbroker.assembly import build_broker, listener_terms
 from mqttbroker.auth.security import Security
+from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import WORKER, Hello, LinkServer
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -66,12 +68,13 @@ class CoreEnd:
         self.links: list[JoinedClients] = []
         self.refusal = ""
         self._server: Optional[LinkServer] = None
-        self.address = ("127.0.0.1", 0)
+        self.key = new_key()
+        self.address = LinkAddress("127.0.0.1", 0, key_of(self.key, WORKER))
 
     async def listen(self) -> None:
-        self._server = LinkServer(*self.address, None, self._check, {WORKER: self._link})
+        self._server = LinkServer(self.address.host, self.address.port, None, self.key, self._check, {WORKER: self._link})
         await self._server.start()
-        self.address = (self.address[0], self._server.port)
+        self.address = self.address._replace(port=self._server.port)
 
     def close(self) -> None:
         """Listen no more; links stay."""
@@ -137,7 +140,7 @@ class NodeEnd:
             limits.max_total_connect_bytes,
         )
 
-    def direct(self, owners: dict[int, tuple[str, int]]) -> None:
+    def direct(self, owners: dict[int, LinkAddress]) -> None:
         self._pool.direct(Directory(self.settings.cluster.shards, owners))
 
     async def reload(self, settings: Settings) -> list[str]:
@@ -199,7 +202,7 @@ class FrontNode:
             core = CoreEnd(shard, self._count, self._directory / f"core{shard}", self._listeners, self._stack)
             await core.listen()
             self.cores.append(core)
-        host, port = self.cores[0].address
+        host, port, _ = self.cores[0].address
         settings = Settings(
             workers=1,
             limits=Limits(**self._limits),

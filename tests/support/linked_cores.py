@@ -28,6 +28,7 @@ from mqttbroker.config.settings import Settings
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.publisher import BUS
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
@@ -199,8 +200,8 @@ class LinkedCores:
     def ends(self, own: int) -> dict[int, int]:
         return {shard: len(log) for shard, log in enumerate(self.logs) if shard != own}
 
-    async def connect(self, address: tuple[str, int], hello: Hello, protocol: Any) -> Any:
-        other = self.cores.get(address[1])
+    async def connect(self, address: LinkAddress, hello: Hello, protocol: Any) -> Any:
+        other = self.cores.get(address.port)
         if other is None or frozenset((hello.shard, hello.from_shard)) in self.cut:
             raise OSError("nothing is there")
         ours, theirs = socket.socketpair()
@@ -212,7 +213,7 @@ class LinkedCores:
         self.cores[shard] = LinkedCore(self, shard)
 
     async def _direct(self) -> None:
-        owners = {shard: ("core", shard) for shard in self.cores}
+        owners = {shard: LinkAddress("core", shard, "") for shard in self.cores}
         for core in self.cores.values():
             core.links.direct(owners)
 

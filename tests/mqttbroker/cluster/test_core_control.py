@@ -6,10 +6,11 @@ import pytest
 
 from mqttbroker.cluster import core_control as control
 from mqttbroker.config.load import load_settings
+from mqttbroker.net.link_address import LinkAddress
 
 
 def test_commands_and_status_are_the_same_on_the_other_side() -> None:
-    messages = [control.Standby(), control.Own(1.5), control.Owners(3, {2: ("host", 5)}), control.Release(), control.Stop()]
+    messages = [control.Standby(), control.Own(1.5), control.Owners(3, {2: LinkAddress("host", 5, "k")}), control.Release(), control.Stop()]
     data = b"".join(map(control.encode_line, messages))
     lines = control.Lines()
     received = [*lines.feed(data[:40]), *lines.feed(data[40:])]
@@ -19,7 +20,7 @@ def test_commands_and_status_are_the_same_on_the_other_side() -> None:
 
 
 def test_settings_are_the_same_on_the_other_side() -> None:
-    setup = control.CoreSetup(load_settings(None, {}, {}), b"12345678", "node", "host", "digest")
+    setup = control.CoreSetup(load_settings(None, {}, {}), b"12345678", "node", "host", "digest", "key")
     assert control.CoreSetup.decode(setup.encode()) == setup
 
 

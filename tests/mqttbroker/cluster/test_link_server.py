@@ -6,15 +6,20 @@ import asyncio
 import socket
 import ssl
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
 
+import msgspec
 import pytest
 import trustme
 import uvloop
 
 from mqttbroker.cluster import link_server
+from mqttbroker.cluster.link_keys import key_of, new_key, proof
 from mqttbroker.cluster.link_server import (
+    ACCEPTS,
+    CONNECTS,
     CORE,
     MAX_REFUSALS,
     REFUSAL_INTERVAL,
@@ -28,7 +33,10 @@ from mqttbroker.cluster.link_server import (
     difference,
     server_context,
 )
+from mqttbroker.cluster.membership import NodeInfo
+from mqttbroker.net.link_address import LinkAddress
 
+KEY = new_key()
 HELLO = Hello(cluster="ab", kind=WORKER, node="n1", shard=3, version="1", listeners=("tcp-1",), digest="d")
 
 
@@ -62,8 +70,12 @@ class Accepting:
         self.links: list[Collector] = []
         self.hellos: list[Hello] = []
         self.server = LinkServer(
-            "127.0.0.1", 0, tls, lambda hello: difference(hello, "ab", 3, "d", frozenset({"tcp-1"})), {WORKER: self._accept}
+            "127.0.0.1", 0, tls, KEY, lambda hello: difference(hello, "ab", 3, "d", frozenset({"tcp-1"})), {WORKER: self._accept}
         )
+
+    def address(self, key: str = KEY, kind: str = WORKER) -> LinkAddress:
+        """Where it listens, for who has this key of the node."""
+        return LinkAddress("127.0.0.1", self.server.port, key_of(key, kind))
 
     def _accept(self, hello: Hello) -> Collector:
         self.hellos.append(hello)
@@ -76,7 +88,7 @@ def test_both_sides_have_their_protocol_behind_the_first_lines() -> None:
         accepting = Accepting()
         await accepting.server.start()
         mine = Collector()
-        transport = await connect_link("127.0.0.1", accepting.server.port, None, HELLO, mine)
+        transport = await connect_link(accepting.address(), None, HELLO, mine)
         transport.write(b"from me")
         await accepting.links[0].has(b"from me")
         accepting.links[0].transport.write(b"from there")
@@ -87,19 +99,118 @@ def test_both_sides_have_their_protocol_behind_the_first_lines() -> None:
     uvloop.run(run())
 
 
-def test_bytes_in_the_same_read_as_the_first_line_are_the_link_s() -> None:
+class Stranger:
+    """A connection that a test speaks on by itself."""
+
+    def __init__(self, accepting: Accepting) -> None:
+        self._accepting = accepting
+
+    async def __aenter__(self) -> Stranger:
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._accepting.server.port)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.writer.close()
+
+    async def challenged(self, hello: Hello = HELLO) -> tuple[bytes, bytes]:
+        """Send a first line; returns it and the answer."""
+        line = msgspec.json.encode(hello)
+        self.writer.write(line + b"\n")
+        return line, (await self.reader.readline())[:-1]
+
+    async def answer(self, text: str, more: bytes = b"") -> Any:
+        """What the other side answers to a proof; {} if it closes without an answer."""
+        self.writer.write(msgspec.json.encode({"proof": text}) + b"\n" + more)
+        return msgspec.json.decode(await self.reader.readline() or b"{}")
+
+
+def test_bytes_in_the_same_read_as_the_last_line_are_the_link_s() -> None:
     async def run() -> None:
         accepting = Accepting()
         await accepting.server.start()
-        reader, writer = await asyncio.open_connection("127.0.0.1", accepting.server.port)
-        line = b'{"cluster":"ab","kind":"worker","node":"n1","shard":3,"version":"1","digest":"d","now":0}\n'
-        writer.write(line + b"more")
-        assert await reader.readline() == b'{"ok":true}\n'
-        await accepting.links[0].has(b"more")
-        writer.close()
+        async with Stranger(accepting) as stranger:
+            lines = await stranger.challenged()
+            answer = await stranger.answer(proof(key_of(KEY, WORKER), CONNECTS, *lines), b"more")
+            assert answer["ok"] and not accepting.server.half_open
+            await accepting.links[0].has(b"more")
         accepting.server.close()
 
     uvloop.run(run())
+
+
+# --- the key ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_does_not_know_the_key_has_no_link(caplog: pytest.LogCaptureFixture) -> None:
+    """Nor who knows that of a kind of process, and says to be another one."""
+
+    async def run() -> None:
+        accepting = Accepting()
+        await accepting.server.start()
+        for address in (accepting.address(new_key()), accepting.address(kind=CORE)):
+            with pytest.raises(LinkRefused, match="does not know the key"):
+                await connect_link(address, None, HELLO, Collector())
+        with pytest.raises(LinkRefused, match="not known"):
+            await connect_link(accepting.address(""), None, HELLO, Collector())
+        for wrong in ("", "\u00fc", "0" * 64, KEY, key_of(KEY, WORKER)):
+            async with Stranger(accepting) as stranger:
+                await stranger.challenged()
+                assert "does not know the key" in (await stranger.answer(wrong))["error"]
+        assert not accepting.links
+        accepting.server.close()
+
+    uvloop.run(run())
+    assert len([one for one in caplog.messages if "event=link_refused" in one]) == 1
+
+
+def test_a_proof_is_good_for_its_connection_only() -> None:
+    async def run() -> None:
+        accepting = Accepting()
+        await accepting.server.start()
+        async with Stranger(accepting) as first, Stranger(accepting) as second:
+            lines = await first.challenged()
+            seen = proof(key_of(KEY, WORKER), CONNECTS, *lines)
+            assert (await first.answer(seen))["ok"]
+            await second.challenged()
+            assert "error" in await second.answer(seen)
+        async with Stranger(accepting) as third:
+            _, challenge = await third.challenged(msgspec.structs.replace(HELLO, node="n2"))
+            assert "error" in await third.answer(proof(key_of(KEY, WORKER), CONNECTS, msgspec.json.encode(HELLO), challenge))
+        accepting.server.close()
+
+    uvloop.run(run())
+
+
+def test_what_listens_at_the_port_of_a_core_learns_no_key_and_gets_no_link() -> None:
+    """Another user of the machine may have taken the port while the core is away."""
+    heard: list[bytes] = []
+
+    async def impostor(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readline())
+        writer.write(b'{"nonce":"00"}\n')
+        heard.append(await reader.readline())
+        writer.write(b'{"ok":true,"proof":%s}\n' % msgspec.json.encode(msgspec.json.decode(heard[-1])["proof"]))
+        await reader.read()
+
+    async def run() -> None:
+        server = await asyncio.start_server(impostor, "127.0.0.1", 0)
+        protocol = Collector()
+        address = LinkAddress("127.0.0.1", server.sockets[0].getsockname()[1], key_of(KEY, WORKER))
+        with pytest.raises(LinkRefused, match="what listens there does not know the key"):
+            await connect_link(address, None, HELLO, protocol)
+        assert protocol.transport is None
+        server.close()
+
+    uvloop.run(run())
+    assert len(heard) == 2
+    for key in (KEY, key_of(KEY, WORKER)):
+        assert not any(key.encode() in line for line in heard)
+
+
+def test_a_key_is_in_no_text_of_an_address_or_a_node() -> None:
+    assert KEY not in f"{LinkAddress('h', 1, KEY)} {LinkAddress('h', 1, KEY)!r}"
+    assert KEY not in repr(NodeInfo("n", 0.0, "h", 1, "1", link_key=KEY))
+    assert new_key() != new_key() and key_of("", WORKER) == ""
 
 
 @pytest.mark.parametrize(
@@ -110,16 +221,16 @@ def test_bytes_in_the_same_read_as_the_first_line_are_the_link_s() -> None:
         ({"digest": "e"}, "other settings"),
         ({"listeners": ("tls-2",)}, "tls-2"),
         ({"kind": CORE}, "no links of the kind 'core'"),
-        ({"protocol": 2}, "version 2"),
+        ({"protocol": 1}, "version 1"),
     ],
 )
 def test_a_link_that_does_not_fit_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
     async def run() -> None:
         accepting = Accepting()
         await accepting.server.start()
-        fields = {name: getattr(HELLO, name) for name in HELLO.__struct_fields__}
+        hello = msgspec.structs.replace(HELLO, **changes)
         with pytest.raises(LinkRefused, match=reason):
-            await connect_link("127.0.0.1", accepting.server.port, None, Hello(**{**fields, **changes}), Collector())
+            await connect_link(accepting.address(kind=hello.kind), None, hello, Collector())
         assert not accepting.links and accepting.server.refused == 1
         accepting.server.close()
 
@@ -167,24 +278,27 @@ def test_a_connection_that_is_cancelled_while_its_answer_comes_is_no_link(monkey
     def answer() -> None:
         accepted, _ = listening.accept()
         with accepted:
+            hello, challenge = accepted.recv(10_000)[:-1], b'{"nonce":"00"}'
+            accepted.sendall(challenge + b"\n")
             accepted.recv(10_000)
-            accepted.sendall(b'{"ok":true}\n')
+            accepted.sendall(b'{"ok":true,"proof":"%s"}\n' % proof("k", ACCEPTS, hello, challenge).encode())
             answered.set()
-            accepted.recv(1)
+            with suppress(ConnectionResetError):
+                accepted.recv(1)
 
     async def run() -> None:
         protocol = Collector()
         link = asyncio.create_task(
-            connect_link("127.0.0.1", listening.getsockname()[1], None, HELLO, protocol)
+            connect_link(LinkAddress("127.0.0.1", listening.getsockname()[1], "k"), None, HELLO, protocol)
         )
-        greet = link_server._Greeting.connection_made
+        take = link_server._Greeting.data_received
 
-        def connection_made(greeting: Any, transport: Any) -> None:
-            greet(greeting, transport)
+        def data_received(greeting: Any, data: bytes) -> None:
+            take(greeting, data)
             assert answered.wait(10)
             link.cancel()
 
-        monkeypatch.setattr(link_server._Greeting, "connection_made", connection_made)
+        monkeypatch.setattr(link_server._Greeting, "data_received", data_received)
         with pytest.raises(asyncio.CancelledError):
             await link
         assert protocol.transport is None
@@ -200,7 +314,7 @@ def test_no_server_is_an_error_of_the_connection() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with pytest.raises(OSError):
-        uvloop.run(connect_link("127.0.0.1", port, None, HELLO, Collector()))
+        uvloop.run(connect_link(LinkAddress("127.0.0.1", port, "k"), None, HELLO, Collector()))
 
 
 def test_with_tls_only_members_have_links(tmp_path: Path) -> None:
@@ -220,14 +334,13 @@ def test_with_tls_only_members_have_links(tmp_path: Path) -> None:
     async def run() -> None:
         accepting = Accepting(server_context(*first))
         await accepting.server.start()
-        port = accepting.server.port
         mine = Collector()
-        transport = await connect_link("127.0.0.1", port, client_context(*second), HELLO, mine)
+        transport = await connect_link(accepting.address(), client_context(*second), HELLO, mine)
         transport.write(b"secret")
         await accepting.links[0].has(b"secret")
         for context in (client_context(*stranger), trusting, None):
             with pytest.raises(OSError):
-                await connect_link("127.0.0.1", port, context, HELLO, Collector(), timeout=2)
+                await connect_link(accepting.address(), context, HELLO, Collector(), timeout=2)
         assert len(accepting.links) == 1
         accepting.server.close()
 

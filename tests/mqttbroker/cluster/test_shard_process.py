@@ -17,14 +17,17 @@ from support.kafka import KafkaCluster
 
 from mqttbroker.cluster import core_control as control
 from mqttbroker.cluster.core_control import CoreSetup, Status, core_command, decode_status, encode_line
+from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import WORKER, Hello, connect_link
 from mqttbroker.config.load import load_settings
+from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import DATA, JOINED, TAKEN, FrameHandler, FrameReader, FrameWriter
 from mqttbroker.net.worker_setup import Joined
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build]
 
 CLUSTER = b"testtest"
+KEY = new_key()
 
 
 class CoreProcess:
@@ -40,7 +43,7 @@ class CoreProcess:
             f'[cluster]\nengine = "kafka"\nid = "{cluster_id}"\nbootstrap_servers = [{servers}]\nnode = "{directory.name}"\n'
             f"link_port = {self.port}\nshards = {shards}\n"
         )
-        self._setup = CoreSetup(load_settings(config), CLUSTER, directory.name, "127.0.0.1", "d")
+        self._setup = CoreSetup(load_settings(config), CLUSTER, directory.name, "127.0.0.1", "d", KEY)
         mine, its = socket.socketpair()
         with its:
             self.process = subprocess.Popen(core_command(shard, its.fileno()), pass_fds=[its.fileno()])
@@ -83,7 +86,8 @@ class CoreProcess:
     async def client(self) -> WorkerEnd:
         end = WorkerEnd()
         hello = Hello(cluster=CLUSTER.hex(), kind=WORKER, node="w", shard=self.shard, version="", digest="d")
-        await connect_link("127.0.0.1", control.link_port(self.port, self.shard), None, hello, end)
+        address = LinkAddress("127.0.0.1", control.link_port(self.port, self.shard), key_of(KEY, WORKER))
+        await connect_link(address, None, hello, end)
         return end
 
 

@@ -1,0 +1,27 @@
+"""Connections to Kafka."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from mqttbroker.cluster.kafka_connection import connection
+from mqttbroker.config.settings import Cluster
+
+
+@pytest.fixture
+def debug() -> Iterator[None]:
+    """The level of all lines is debug, as with `log.level`."""
+    level = logging.getLogger().level
+    logging.getLogger().setLevel(logging.DEBUG)
+    yield
+    logging.getLogger().setLevel(level)
+
+
+@pytest.mark.usefixtures("debug")
+def test_requests_to_kafka_are_never_logged() -> None:
+    """They have passwords, keys of links and payloads."""
+    connection(Cluster(engine="kafka", bootstrap_servers=("127.0.0.1:9092",)))
+    assert not logging.getLogger("aiokafka.conn").isEnabledFor(logging.DEBUG)
