@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 import threading
@@ -14,6 +15,7 @@ import msgspec
 import pytest
 import trustme
 import uvloop
+from support.patience import PATIENCE
 
 from mqttbroker.cluster import link_server
 from mqttbroker.cluster.link_keys import key_of, new_key, proof
@@ -21,6 +23,10 @@ from mqttbroker.cluster.link_server import (
     ACCEPTS,
     CONNECTS,
     CORE,
+    KEEP_ALIVE_SECONDS,
+    LOST_AFTER_MS,
+    MAX_HALF_OPEN,
+    MAX_LINE,
     MAX_REFUSALS,
     REFUSAL_INTERVAL,
     WORKER,
@@ -28,12 +34,14 @@ from mqttbroker.cluster.link_server import (
     LinkRefused,
     LinkServer,
     RefusalLog,
+    StrangersLog,
     client_context,
     connect_link,
     difference,
     server_context,
 )
 from mqttbroker.cluster.membership import NodeInfo
+from mqttbroker.file_limit import raise_file_limit
 from mqttbroker.net.link_address import LinkAddress
 
 KEY = new_key()
@@ -317,17 +325,21 @@ def test_no_server_is_an_error_of_the_connection() -> None:
         uvloop.run(connect_link(LinkAddress("127.0.0.1", port, "k"), None, HELLO, Collector()))
 
 
-def test_with_tls_only_members_have_links(tmp_path: Path) -> None:
-    def files(name: str, authority: trustme.CA) -> tuple[Path, Path, Path]:
-        leaf = authority.issue_cert(f"{name}.test")
-        paths = tmp_path / f"{name}.ca", tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
-        authority.cert_pem.write_to_path(str(paths[0]))
-        leaf.cert_chain_pems[0].write_to_path(str(paths[1]))
-        leaf.private_key_pem.write_to_path(str(paths[2]))
-        return paths
+def issued(tmp_path: Path, name: str, authority: trustme.CA) -> tuple[Path, Path, Path]:
+    """The files of an authority, and of a certificate with its key."""
+    leaf = authority.issue_cert(f"{name}.test")
+    paths = tmp_path / f"{name}.ca", tmp_path / f"{name}.pem", tmp_path / f"{name}.key"
+    authority.cert_pem.write_to_path(str(paths[0]))
+    leaf.cert_chain_pems[0].write_to_path(str(paths[1]))
+    leaf.private_key_pem.write_to_path(str(paths[2]))
+    return paths
 
+
+def test_with_tls_only_members_have_links(tmp_path: Path) -> None:
     members, others = trustme.CA(), trustme.CA()
-    first, second, stranger = files("first", members), files("second", members), files("other", others)
+    first, second, stranger = (
+        issued(tmp_path, name, one) for name, one in (("first", members), ("second", members), ("other", others))
+    )
     trusting = ssl.create_default_context(cafile=str(first[0]))
     trusting.check_hostname = False
 
@@ -342,6 +354,129 @@ def test_with_tls_only_members_have_links(tmp_path: Path) -> None:
             with pytest.raises(OSError):
                 await connect_link(accepting.address(), context, HELLO, Collector(), timeout=2)
         assert len(accepting.links) == 1
+        accepting.server.close()
+
+    uvloop.run(run())
+
+
+# --- half-open links --------------------------------------------------------------------------------------------------
+
+
+HALF_OPEN = 3000
+
+
+def client_hello() -> bytes:
+    """The first bytes of a TLS handshake."""
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(incoming, outgoing).do_handshake()
+    return outgoing.read()
+
+
+@pytest.mark.parametrize("sent", ["nothing", "half a handshake", "its first message"])
+def test_many_half_open_tls_links_do_not_grow_the_process(tmp_path: Path, sent: str) -> None:
+    """The oldest give way, and a member's link is opened meanwhile."""
+    raise_file_limit()
+    files = issued(tmp_path, "member", trustme.CA())
+    hello = client_hello()
+    data = {"nothing": b"", "half a handshake": hello[: len(hello) // 2], "its first message": hello}[sent]
+    strangers: list[socket.socket] = []
+
+    async def run() -> None:
+        accepting = Accepting(server_context(*files))
+        await accepting.server.start()
+        most = 0
+        before = resident()
+        for number in range(HALF_OPEN):
+            stranger = socket.socket()
+            strangers.append(stranger)
+            stranger.setblocking(False)
+            await asyncio.get_running_loop().sock_connect(stranger, ("127.0.0.1", accepting.server.port))
+            stranger.send(data)
+            if number % 100 == 0:
+                most = max(most, accepting.server.half_open)
+        assert 0 < most <= MAX_HALF_OPEN
+        await connect_link(accepting.address(), client_context(*files), HELLO, Collector())
+        assert accepting.server.half_open <= MAX_HALF_OPEN
+        assert resident() - before < 96 << 20
+        accepting.server.close()
+
+    try:
+        uvloop.run(run())
+    finally:
+        for stranger in strangers:
+            stranger.close()
+
+
+def resident() -> int:
+    """Bytes of memory of this process."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.parametrize("tls", [False, True])
+def test_a_link_that_does_not_begin_in_time_is_closed(tmp_path: Path, tls: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether it sends nothing, half a first line, or no proof."""
+    monkeypatch.setattr(link_server, "GREETING_TIMEOUT", 0.2)
+    context = server_context(*issued(tmp_path, "member", trustme.CA())) if tls else None
+
+    async def run() -> None:
+        accepting = Accepting(context)
+        await accepting.server.start()
+        async with Stranger(accepting) as silent, Stranger(accepting) as slow, Stranger(accepting) as unproved:
+            slow.writer.write(client_hello()[:50] if tls else b'{"cluster":')
+            unproved.writer.write(client_hello() if tls else msgspec.json.encode(HELLO) + b"\n")
+            for one in (silent, slow, unproved):
+                async with asyncio.timeout(PATIENCE):
+                    with suppress(ConnectionResetError):
+                        await one.reader.read()
+        assert not accepting.server.half_open and not accepting.links
+        accepting.server.close()
+
+    uvloop.run(run())
+
+
+def test_who_is_refused_and_does_not_read_is_closed_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_server, "GREETING_TIMEOUT", 0.2)
+
+    async def run() -> None:
+        accepting = Accepting()
+        await accepting.server.start()
+        async with Stranger(accepting) as stranger:
+            stranger.writer.write(b"x" * (MAX_LINE + 1) + b"y" * 1_000_000)
+            async with asyncio.timeout(PATIENCE):
+                with suppress(ConnectionResetError):
+                    await stranger.reader.read()
+        assert not accepting.server.half_open
+        accepting.server.close()
+
+    uvloop.run(run())
+
+
+def test_strangers_have_one_line_of_the_log_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    """However many addresses they have and whatever they send."""
+    strangers = StrangersLog()
+    for number in range(1000):
+        strangers.refused(f"127.0.0.{number}", f"reason {number}", 5.0 + number / 1000)
+    assert len(caplog.messages) == 1
+    strangers.refused("127.1.1.1", "another", 6.0)
+    assert caplog.messages[1:] == ["event=link_refused address=127.1.1.1 count=1000 reason=another"]
+
+
+def test_a_machine_that_is_cut_off_is_noticed_by_tcp() -> None:
+    """Both ends ask after `KEEP_ALIVE_SECONDS` without traffic, and close `LOST_AFTER_MS` later."""
+
+    async def run() -> None:
+        accepting = Accepting()
+        await accepting.server.start()
+        mine = Collector()
+        await connect_link(accepting.address(), None, HELLO, mine)
+        for end in (mine, accepting.links[0]):
+            sock = end.transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == KEEP_ALIVE_SECONDS
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == LOST_AFTER_MS
         accepting.server.close()
 
     uvloop.run(run())
