@@ -158,6 +158,7 @@ class ShardProcess:
             core.direct(command.owners, command.nodes)
         elif isinstance(command, control.Reload):
             self._settings = core_settings(CoreSetup.decode(command.setup).settings, self._shard)
+            core.reload(self._settings)
             if self._server is not None and self._is_open:
                 self._server.reloader.reload()
         elif isinstance(command, control.Snapshot):

@@ -43,6 +43,7 @@ from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 UPDATE_BYTES: Final = 32_768  # of the filters and members in one update, about
 MAX_UNANSWERED: Final = 4  # updates
 MEMBER_BYTES: Final = 12
+MAX_MEMBERS: Final = 50_000  # of a shared subscription here that other cores are told, so that an update is no packet too long
 SHARE: Final = "$share/"
 
 _OPTIONS: Final = RETAIN_AS_PUBLISHED | 2  # of the subscriptions that stand for those of a core
@@ -170,11 +171,15 @@ class Peer(LinkReceiver):
             announcement.answered()
 
     def send(self, topic: bytes, payload: bytes) -> bool:
-        """Send a message of this core; false without a link."""
+        """Send a message of this core; false without a link, or if it is longer than the other core takes."""
         connection = self.connection
         if connection is None:
             return False
-        connection.send(encode_publish(topic, payload, 0, False, False, 0, 5, b""))
+        packet = encode_publish(topic, payload, 0, False, False, 0, 5, b"")
+        if len(packet) > connection.maximum_packet_size:
+            connection.drops().too_large += 1
+            return False
+        connection.send(packet)
         return True
 
     def send_shared(self, key: str, outgoing: Outgoing) -> None:
@@ -186,6 +191,9 @@ class Peer(LinkReceiver):
         try:
             packet = shared_packet(key, outgoing)
         except (MQTTError, ValueError):
+            connection.drops().too_large += 1
+            return
+        if len(packet) > connection.maximum_packet_size:
             connection.drops().too_large += 1
             return
         connection.send_publish(packet, len(outgoing.message.payload), True)
@@ -401,9 +409,11 @@ class Peer(LinkReceiver):
 
 
 def local_states(group: Group) -> Tuple[MemberState, ...]:
-    """The members of a shared subscription on this core."""
+    """The members of a shared subscription on this core, no more than `MAX_MEMBERS`. What other cores send for one goes to any of them."""
     states: List[MemberState] = []
     for member in group.local_members().members:
+        if len(states) == MAX_MEMBERS:
+            break
         session = member.session
         if session.ended:
             continue

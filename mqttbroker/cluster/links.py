@@ -35,13 +35,14 @@ from topic_matcher.filters import parse_shared
 log = logging.getLogger("mqttbroker.cluster")
 
 LISTENER: Final = "cores"  # in the place of a listener's name, in metrics of dropped messages
-LARGEST_PACKET: Final = 268_435_460  # bytes
+LINK_ROOM: Final = 1_048_576  # bytes by which a packet of a link may be longer than those of clients
+LOST_AFTER: Final = 6.0  # seconds in which a core says nothing, although it is asked, until its link is closed
+PINGS: Final = 3  # in the shorter one of that time and the session timeout, at least
 TICK: Final = 0.1  # seconds between looks at the members of shared subscriptions
 MEMBERS_PER_TICK: Final = 2_000
 HELD: Final = 10.0  # seconds for which a filter that was announced is kept, if nobody subscribes to it
 SHORTEST_WAIT: Final = 0.05  # seconds between attempts to connect
 LONGEST_WAIT: Final = 1.0
-LINK_BUFFER: Final = 8_388_608  # bytes in front of the socket of a link, which has the messages of many clients
 
 
 class LinkUser(Protocol):
@@ -168,11 +169,11 @@ class _SharedLink(SharedLink):
         self._peers[shard].send_shared(f"{group.name}/{group.topic_filter}", outgoing)
 
 
-def link_endpoint(scheduler: FlushScheduler, on_error: Callable[[Any], None]) -> Endpoint:
-    """The endpoint of the links' wires: no limit of a listener is for them."""
+def link_endpoint(scheduler: FlushScheduler, on_error: Callable[[Any], None], longest_packet: int) -> Endpoint:
+    """The endpoint of the links' wires: no limit of a listener is for them. ``longest_packet`` is that of all clients, in bytes."""
     terms = ListenerTerms()
     terms.listener = LISTENER
-    terms.max_packet_size = LARGEST_PACKET
+    terms.max_packet_size = longest_packet + LINK_ROOM
     counters = scheduler.broker.outbound.counters
     policy = ListenerPolicy(AuthenticationChain([], AnonymousPolicy(False)), terms, None, counters)
     return Endpoint(scheduler, policy, OpenSockets(1 << 20, 1 << 20, counters), lambda: "", on_error)
@@ -183,7 +184,7 @@ class Links:
 
     To be made after the broker and before its rows are restored. ``connect(address, hello, protocol)`` opens a link, as
     `link_server.connect_link` does; ``hello`` is the first line without shard. A core that says nothing for ``timeout`` seconds is not
-    waited for.
+    waited for. ``buffer`` are the bytes of messages that may wait for one core.
     """
 
     def __init__(
@@ -194,6 +195,7 @@ class Links:
         hello: Callable[[int], Hello],
         connect: Callable[[LinkAddress, Hello, Any], Any],
         timeout: float,
+        buffer: int,
     ) -> None:
         broker = endpoint.scheduler.broker
         self.broker = broker
@@ -204,6 +206,8 @@ class Links:
         self._hello = hello
         self._connect = connect
         self._timeout = timeout
+        self.buffer = buffer
+        self._ping_interval = min(timeout, LOST_AFTER) / PINGS
         self._owners: Dict[int, LinkAddress] = {}
         self._peers: Dict[int, Peer] = {shard: Peer(self, shard) for shard in range(shards) if shard != own}
         self._links: Dict[int, _Link] = {}
@@ -276,6 +280,10 @@ class Links:
                 while self.missing:
                     await self._synchronized.wait()
         return not self.missing
+
+    def take_packets(self, longest_packet: int) -> None:
+        """Clients may send packets of so many bytes from now on."""
+        self._endpoint.policy.terms.max_packet_size = longest_packet + LINK_ROOM
 
     async def close(self) -> None:
         """Close all links, and open no more."""
@@ -350,11 +358,22 @@ class Links:
         now = self._loop.time()
         self._announced.expire(now)
         if now >= self._ping_at:
-            self._ping_at = now + self._timeout / 3
-            for peer in self._peers.values():
-                peer.ping()
+            self._ping_at = now + self._ping_interval
+            self._ping()
         if self._links:
             self._look_at_members()
+
+    def _ping(self) -> None:
+        """Ask the other cores whether they are there, and close the links of those that say nothing for long.
+
+        It counts pings, not seconds, because this process may have been stopped meanwhile (SIGSTOP).
+        """
+        for shard, link in list(self._links.items()):
+            if link.silent_pings() * self._ping_interval >= LOST_AFTER:
+                log.warning("event=link_silent shard=%d seconds=%g", shard, LOST_AFTER)
+                link.abort()
+            else:
+                self._peers[shard].ping()
 
     def _look_at_members(self) -> None:
         """Tell the other cores of members that came, went, or are available again; of some shared subscriptions at a time."""
@@ -382,6 +401,8 @@ class Links:
             self._lost(shard)
         self._links[shard] = link
         peer = self._peers[shard]
+        wire.connection.maximum_packet_size = self._endpoint.policy.terms.max_packet_size
+        wire.connection.outbox.limit_to(self.buffer // 2)
         wire.reader.protocol.use_publish_handler(LinkHandler(self.broker, wire.connection, peer))
         peer.up(wire.connection)
         log.info("event=link_up shard=%d address=%s", shard, wire.connection.peer)
@@ -442,10 +463,13 @@ class _Link:
         self._shard = shard
         self._wire = wire
         self._made = False
+        self._heard = 0.0  # when something was received, in the time of the loop
+        self._silent_pings = 0  # since then
 
     def connection_made(self, transport: Any) -> None:
         self._made = True
-        transport.set_write_buffer_limits(LINK_BUFFER)
+        # The outbox has the other half. It is written while the transport has less than its half.
+        transport.set_write_buffer_limits(self._links.buffer // 2)
         self._wire.connection_made(transport)
         self._links.opened(self, self._shard, self._wire)
 
@@ -454,6 +478,16 @@ class _Link:
             self._wire.connection_lost(error)
             self._links.closed(self, self._shard)
         self.lost.set()
+
+    def silent_pings(self) -> int:
+        """The number of calls, this one included, since something was received; those while this side does not read do not count."""
+        heard = self._wire.connection.last_received
+        if heard != self._heard:
+            self._heard = heard
+            self._silent_pings = 0
+        elif not self._wire.reading_paused:
+            self._silent_pings += 1
+        return self._silent_pings
 
     def abort(self) -> None:
         if not self.lost.is_set():

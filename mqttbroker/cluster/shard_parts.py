@@ -36,6 +36,7 @@ from mqttbroker.cluster.snapshot_keeper import SnapshotKeeper
 from mqttbroker.cluster.snapshots import SnapshotFailure, Snapshots
 from mqttbroker.cluster.store import KafkaStore, ShardPlace, Sizes, Timing
 from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
+from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.net.link import Link
@@ -52,6 +53,7 @@ log = logging.getLogger("mqttbroker.cluster")
 
 LEASE_PART: Final = 0.5  # of the session timeout
 APPLY_INTERVAL: Final = 1.0  # seconds
+MAX_WORKER_LINKS: Final = 1024  # of the workers of all nodes, to one core
 LOOK_INTERVAL: Final = 0.5  # seconds between two looks at commits whose outcome is not known, the bus and the links
 
 
@@ -124,6 +126,11 @@ class ShardCore:
         if self._links is not None:
             self._links.direct(owners)
 
+    def reload(self, settings: Settings) -> None:
+        """Use other limits."""
+        if self._links is not None:
+            self._links.take_packets(settings.longest_packet)
+
     # -- snapshots ----------------------------------------------------------------
 
     async def _prepare(self, log_start: int) -> None:
@@ -177,12 +184,13 @@ class ShardCore:
         broker.router.clustered = True  # before any message is published
         broker.stream_subscriptions.unavailable = "not available in a cluster: read the stream's topic in Kafka"
         links = self._links = Links(
-            link_endpoint(scheduler, defect),
+            link_endpoint(scheduler, defect, self._settings.longest_packet),
             self.shard,
             self._shards.count,
             self._hello,
             lambda address, hello, protocol: connect_link(address, self._tls, hello, protocol),
             self._settings.cluster.session_timeout,
+            self._settings.cluster.link_buffer,
         )
         retained = self._retained = RetainedMessages(
             broker, self._shards, self.shard, links, self._position, lambda: self.store.own_end
@@ -289,8 +297,10 @@ class ShardCore:
         def check(hello: Hello) -> str:
             if hello.kind == WORKER and not self._accepts:
                 return f"shard {self.shard} is not served yet"
-            if hello.kind == CORE and (hello.from_shard == self.shard or hello.from_shard not in range(self._shards.count)):
-                return f"a link from shard {hello.from_shard}"
+            if hello.kind == WORKER and len(self._links_of_clients) >= MAX_WORKER_LINKS:
+                return f"shard {self.shard} has links of {MAX_WORKER_LINKS} workers, and takes no more"
+            if hello.kind == CORE and hello.from_shard not in range(self.shard + 1, self._shards.count):
+                return f"a link from shard {hello.from_shard}, which shard {self.shard} opens or which there is not"
             return difference(hello, cluster_id, self.shard, self._setup.digest, self._listener_names)
 
         def worker(hello: Hello) -> Link:

@@ -809,6 +809,7 @@ class Cluster:
     link_cafile: Optional[Path] = _key(OptionalPath(), "")
     link_certfile: Optional[Path] = _key(OptionalPath(), "")
     link_keyfile: Optional[Path] = _key(OptionalPath(), "")
+    link_buffer: int = _key(Size("64KiB", "1GiB"), "8MiB")
     shards: int = _key(Integer(1, 1024), 8)
     replication: int = _key(Integer(1, 32), 3)
     min_insync_replicas: int = _key(Integer(1, 32), 2)

@@ -84,11 +84,18 @@ class Outbox:
         self.publish_sent: i64 = 0  # PUBLISH packets, with those that still wait here
         # Flags stand side by side, so that a compiled object has no gaps.
         self.writing_paused = False  # the socket's buffer is full
-        self.restricted = False  # `writing_paused`, or there is a `throttle`
+        self.restricted = False  # `writing_paused`, or there is a `throttle` or a limit of its own
         self.carried_over = False  # not everything that was queued before the last flush has left
         self.has_large_part = False
         self.throttle: Optional[Throttle] = None  # the rates at which the client may be sent PUBLISH packets
         self.blocked_bytes: i64 = 0  # part of `Outbound.blocked_bytes`
+        self._limit: i64 = 0  # bytes; see `limit_to`
+
+    def limit_to(self, size: i64) -> None:
+        """Let `is_blocked` permit a PUBLISH if no more than ``size`` bytes then wait here, or it is the only one, and none while the
+        socket's buffer is full. The sockets' buffers and outboxes of others do not count."""
+        self._limit = size
+        self.restricted = True
 
     def pause(self, buffered: int = 0) -> None:
         """The socket's buffer is full; it holds ``buffered`` bytes that the system has not taken."""
@@ -101,7 +108,7 @@ class Outbox:
     def resume(self) -> None:
         """The socket's buffer has room again."""
         self.writing_paused = False
-        self.restricted = self.throttle is not None
+        self.restricted = self.throttle is not None or self._limit > 0
         self._count_blocked(-self.blocked_bytes)
 
     def _count_blocked(self, size: i64) -> None:
@@ -145,6 +152,8 @@ class Outbox:
 
     def is_blocked(self, size: i64) -> bool:
         """Whether the client does not read, and a PUBLISH of ``size`` bytes exceeds what may wait for it."""
+        if self._limit > 0:
+            return self.writing_paused or (self.backlog > 0 and self.backlog + size > self._limit)
         outbound = self.outbound
         return self.writing_paused and (
             self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked

@@ -59,12 +59,13 @@ class LinkedCore:
         self.broker.outbound.clock.monotonic = loop.time()
         self.scheduler = FlushScheduler(self.broker, loop, self._submit, True)
         self.links = Links(
-            link_endpoint(self.scheduler, self.defects.append),
+            link_endpoint(self.scheduler, self.defects.append, cores.settings.longest_packet),
             shard,
             cores.count,
             lambda other: Hello(cluster="", kind=CORE, node=f"n{shard}", from_shard=shard, shard=other, version=""),
             cores.connect,
             cores.timeout,
+            cores.buffer,
         )
         self.scheduler.update_clock()
         restore(self.broker, recovered, time.time())
@@ -153,10 +154,11 @@ def _mark(log: int, offset: int) -> MarkRow:
 class LinkedCores:
     """``count`` cores, one per shard, linked to each other. ``settings`` are those of the broker."""
 
-    def __init__(self, directory: Path, count: int = 3, timeout: float = 5.0, **settings: Any) -> None:
+    def __init__(self, directory: Path, count: int = 3, timeout: float = 5.0, buffer: int = 8 << 20, **settings: Any) -> None:
         self.directory = directory
         self.count = count
         self.timeout = timeout
+        self.buffer = buffer
         self.settings = Settings(durability="commit", **settings)
         self.logs: list[list[bytes]] = [[] for _ in range(count)]
         self.marks: list[dict[int, MarkRow]] = [{} for _ in range(count)]

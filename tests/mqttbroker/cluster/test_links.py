@@ -7,14 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.core import wait_until
 from support.linked_cores import LinkedClient, LinkedCores
 from support.properties import properties_of
 
+from mqttbroker.cluster import link_peer, links
 from mqttbroker.cluster.body import published_of
 from mqttbroker.cluster.bus import DROPS_LOGGED, LocalReceiver
 from mqttbroker.cluster.link_messages import ADD, REMOVE
 from mqttbroker.cluster.links import HELD, Announced, LocalFilters
+from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.packets import Publish
+from mqttbroker.config.settings import Limits
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.core.publisher import BUS
 from sessions.message import Message
@@ -182,6 +186,99 @@ def test_a_silent_core_does_not_hold_subscribes_for_ever(tmp_path: Path) -> None
         # The core reads no more from its link.
         cores.look(lambda: cores.cores[0].links._links[2]._wire.transport.pause_reading())
         assert client.subscribe("t").reason_codes == [2]
+
+
+# --- cores that do not answer, or send too much -----------------------------------------------------------------------
+
+
+def waiting_bytes(cores: LinkedCores, own: int, other: int) -> int:
+    """Bytes of one core that wait for another one."""
+    wire = cores.cores[own].links._links[other]._wire
+    return int(cores.look(lambda: wire.connection.outbox.backlog + wire.transport.get_write_buffer_size()))
+
+
+def test_what_waits_for_a_core_that_does_not_read_is_bounded(tmp_path: Path) -> None:
+    """What is more is dropped and counted, and other cores get everything."""
+    buffer, size = 1 << 20, 10_000
+    with LinkedCores(tmp_path, buffer=buffer) as cores:
+        stopped, other = cores.client(0, "stopped"), cores.client(1, "other")
+        for client in (stopped, other):
+            client.subscribe("t")
+        cores.settle()
+        cores.look(lambda: cores.cores[0].links._links[2]._wire.transport.pause_reading())
+        publisher = cores.client(2, "p")
+        received = 0
+        for _ in range(40):
+            for _ in range(20):
+                publisher.publish("t", bytes(size))
+            publisher.ping()
+            assert waiting_bytes(cores, 2, 0) <= buffer + 2 * size
+            received += len(drain(cores, other)[0])
+        assert received == 800
+        drops = cores.cores[2].broker.outbound.counters.drops_of("cores").slow_subscriber
+        assert drops > 0
+        # A single message is never too long for what waits.
+        cores.look(lambda: cores.cores[0].links._links[2]._wire.transport.resume_reading())
+        assert len(drain(cores, stopped)[0]) == 800 - drops
+        publisher.publish("t", bytes(2 * buffer))
+        assert [len(one.payload) for one in drain(cores, stopped)[0]] == [2 * buffer]
+
+
+def test_the_link_to_a_core_that_says_nothing_is_closed_and_opened_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(links, "LOST_AFTER", 0.6)
+    with LinkedCores(tmp_path, timeout=0.5) as cores:
+        subscriber, publisher = cores.client(0, "s"), cores.client(2, "p")
+        subscriber.subscribe("t")
+        cores.settle()
+        silent = cores.cores[0].links._links[2]
+        cores.look(lambda: silent._wire.transport.pause_reading())
+        wait_until(lambda: cores.cores[2].links._links.get(0) is not None and cores.cores[0].links._links[2] is not silent)
+        cores.synchronize()
+        publisher.publish("t", b"again")
+        assert payloads(drain(cores, subscriber)[0]) == [b"again"]
+    assert any("event=link_silent shard=" in one for one in caplog.messages)  # either side may be the first to close it
+
+
+def test_links_of_cores_that_have_nothing_to_say_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "LOST_AFTER", 0.6)
+    with LinkedCores(tmp_path, timeout=0.5) as cores:
+        before = {shard: dict(core.links._links) for shard, core in cores.cores.items()}
+        connection = cores.cores[0].links._links[2]._wire.connection
+        begun = connection.last_received
+        wait_until(lambda: connection.last_received > begun + 3 * links.LOST_AFTER)
+        assert {shard: dict(core.links._links) for shard, core in cores.cores.items()} == before
+
+
+def test_a_packet_that_is_longer_than_those_of_clients_ends_the_link(tmp_path: Path) -> None:
+    """Before it is there. It would have up to 256 MiB."""
+    with LinkedCores(tmp_path, limits=Limits(max_packet_size=100_000)) as cores:
+        link = cores.cores[2].links._links[0]
+        longest = 100_000 + links.LINK_ROOM
+        cores.look(lambda: link._wire.transport.write(b"\x30" + encode_varint(longest) + bytes(1000)))
+        wait_until(lambda: link.lost.is_set())
+        cores.synchronize()
+        # Who has such a message does not send it.
+        assert not cores.look(lambda: cores.cores[2].links.send(0, "$core/x", bytes(longest)))
+        assert cores.cores[2].broker.outbound.counters.drops_of("cores").too_large == 1
+        cores.look(lambda: cores.cores[2].links.take_packets(200_000))
+        cores.look(lambda: cores.cores[0].links.take_packets(200_000))
+        assert cores.cores[2].links._links[0]._wire.endpoint.policy.terms.max_packet_size == 200_000 + links.LINK_ROOM
+
+
+def test_an_update_has_not_all_members_of_a_very_large_group(cores: LinkedCores, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_peer, "MAX_MEMBERS", 2)
+    members = [cores.client(0, f"m{number}") for number in range(5)]
+    for member in members:
+        member.subscribe("$share/g/t")
+    cores.settle()
+    (_, states) = cores.look(lambda: cores.cores[2].links._peers[0]._groups["g/t"])
+    assert len(states) == 2
+    publisher = cores.client(2, "p")
+    for number in range(10):
+        publisher.publish("t", b"%d" % number)
+    assert sorted(one.payload for taken in drain(cores, *members) for one in taken) == [b"%d" % n for n in range(10)]
 
 
 def test_an_announced_filter_is_forgotten_if_nobody_subscribes() -> None:
