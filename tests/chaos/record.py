@@ -6,8 +6,9 @@ order in which messages were first sent.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Optional
 
 MISSING_1 = "acknowledged QoS 1 messages missing at a persistent subscriber"
@@ -49,12 +50,14 @@ class Record:
     """The record of one run.
 
     A CONNACK or DISCONNECT with a reason code among ``unavailable`` is no fault: the client connects again. ``on_packet``
-    is called with the name of every packet that a client receives, ``progressed`` after it.
+    is called with the name of every packet that a client receives, ``progressed`` after it. Faults are in ``rows``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, rows: Sequence[str] = ROWS) -> None:
+        self.rows = rows
         self.sent: dict[int, Sent] = {}
         self.acknowledged: set[int] = set()
+        self.acknowledged_at: dict[int, float] = {}  # Unix seconds
         self.deliveries: dict[str, list[tuple[int, int]]] = {}  # by subscriber: number, QoS
         self.seen: dict[str, set[int]] = {}
         # By subscriber, the last number sent before its SUBACK.  Earlier messages may reach it only when they are
@@ -64,7 +67,7 @@ class Record:
         self.last_retained: dict[str, int] = {}  # by topic, the last number that was acknowledged
         self.checked: Counter[str] = Counter()
         self.counts: Counter[str] = Counter()
-        self.faults: dict[str, list[str]] = {row: [] for row in ROWS}
+        self.faults: dict[str, list[str]] = {row: [] for row in rows}
         self.unavailable: frozenset[int] = frozenset()
         self.on_packet: Callable[[str], None] = lambda kind: None
         self.progressed: Callable[[], None] = lambda: None
@@ -84,6 +87,7 @@ class Record:
     def acknowledge(self, message: Sent) -> None:
         """The publisher received PUBACK or PUBREC."""
         self.acknowledged.add(message.number)
+        self.acknowledged_at.setdefault(message.number, time.time())
         if message.retain:
             self.last_retained[message.topic] = max(message.number, self.last_retained.get(message.topic, 0))
 

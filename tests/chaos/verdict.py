@@ -21,7 +21,6 @@ from chaos.record import (
     MISSING_1,
     MISSING_2,
     ORDER,
-    ROWS,
     TWICE,
     Record,
     Sent,
@@ -140,7 +139,7 @@ def judge_database(record: Record, database: Path) -> None:
 def table(record: Record) -> str:
     """A line per row: the number of checks and of findings."""
     lines = [f"{'':64}{'checked':>10}{'found':>8}"]
-    for row in ROWS:
+    for row in record.rows:
         lines.append(f"{row:64}{record.checked[row]:>10,}{len(record.faults[row]):>8,}")
     return "\n".join(lines)
 
