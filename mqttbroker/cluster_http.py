@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-import ssl
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
@@ -16,12 +15,10 @@ from mqttbroker.admin.http_routes import RequestError, Route
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, array, described, nullable, record
 from mqttbroker.admin.views import WorkerStatus
 from mqttbroker.config.setting_kinds import Boolean, Integer
-
-if TYPE_CHECKING:
-    from mqttbroker.cluster_node import ClusterNode
-
-SCRAPE_TIMEOUT = 5.0  # seconds for the metrics of one core
-MAX_SCRAPE = 64 * 1024 * 1024  # bytes
+from mqttbroker.core_http import CoreHttp, http_port_of
+from mqttbroker.node_shards import NodeShards
+from mqttbroker.workers import Workers
+from sessions.counters import Counters
 
 _NODE = record(
     node=TEXT, address=described(TEXT, "of its links"), link_port=INTEGER, http=described(TEXT, "URL; empty = none"),
@@ -58,7 +55,7 @@ CLUSTER = record(
 class ClusterRoutes:
     """The routes of a node's view of its cluster."""
 
-    def __init__(self, node: ClusterNode, runner: ControlRunner) -> None:
+    def __init__(self, node: NodeShards, runner: ControlRunner) -> None:
         self._node = node
         self._runner = runner
 
@@ -94,14 +91,14 @@ class ClusterRoutes:
         return await self._show_cluster(call)
 
 
-def cluster_view(node: ClusterNode) -> Dict[str, Any]:
+def cluster_view(node: NodeShards) -> Dict[str, Any]:
     """What a node knows of the cluster; called on its event loop."""
     directory = node.directory
     places: Sequence[Tuple[Optional[str], List[str]]] = (
         [(None, [])] * node.cluster.shards if directory is None else directory.shards
     )
     members = {} if directory is None else directory.members
-    owners = node._owners()
+    owners = node.owners()
     addresses = {} if owners is None else owners.owners
     return {
         "id": node.cluster.id,
@@ -132,7 +129,7 @@ def cluster_view(node: ClusterNode) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _core_view(node: ClusterNode, shard: int) -> Optional[Dict[str, Any]]:
+def _core_view(node: NodeShards, shard: int) -> Optional[Dict[str, Any]]:
     core = node.cores[shard]
     status = core.status
     if not core.runs:
@@ -161,62 +158,36 @@ def _core_view(node: ClusterNode, shard: int) -> Optional[Dict[str, Any]]:
 
 
 class ClusterMetrics:
-    """The text of `/metrics`: those of the node, and those of each core with a label `shard`."""
+    """The text of `/metrics`: those of the node, and those of each of its cores with a label `shard`."""
 
-    def __init__(self, node: ClusterNode, runner: ControlRunner) -> None:
-        self._node = node
+    def __init__(
+        self, shards: NodeShards, cores: CoreHttp, workers: Workers, counters: Counters, runner: ControlRunner
+    ) -> None:
+        self._shards = shards
+        self._cores = cores
+        self._workers = workers
+        self._counters = counters
         self._runner = runner
 
     async def render(self) -> bytes:
-        view, ports, front = await asyncio.wrap_future(
-            self._runner.call(lambda: (cluster_view(self._node), self._ports(), list(front_metrics(self._node))))
-        )
-        texts = await asyncio.gather(*(self._scrape(port) for port in ports.values()), return_exceptions=True)
+        view, owned, front = await asyncio.wrap_future(self._runner.call(self._state))
+        texts = await asyncio.gather(*(self._cores.metrics(shard) for shard in owned), return_exceptions=True)
         families = Families()
         for line in (*node_metrics(view), *front):
             families.add(line, "")
         families.add("# HELP mqttbroker_core_up 1 if a core of this node that owns its shard gives its metrics.", "")
         families.add("# TYPE mqttbroker_core_up gauge", "")
-        for shard, text in zip(ports, texts):
+        for shard, text in zip(owned, texts):
             up = isinstance(text, str)
             families.add(f"mqttbroker_core_up {int(up)}", str(shard))
             for line in text.splitlines() if isinstance(text, str) else ():
                 families.add(line, str(shard))
         return families.text().encode()
 
-    def _ports(self) -> Dict[int, int]:
-        """The HTTP ports of the cores that own a shard, and serve HTTP."""
-        return {
-            core.shard: core.status.http_port for core in self._node.cores
-            if core.owns and core.status is not None and core.status.http_port is not None
-        }  # fmt: skip
-
-    async def _scrape(self, port: int) -> str:
-        """The metrics of a core of this node. Raises OSError."""
-        settings = self._node.reloader.settings.http
-        host = "127.0.0.1" if settings.host in ("", "0.0.0.0") else "::1" if settings.host == "::" else settings.host
-        tls: Optional[ssl.SSLContext] = None
-        if settings.certfile is not None:
-            # It is this machine, and the core's certificate has the node's name, not this address.
-            tls = ssl._create_unverified_context()
-            tls.load_cert_chain(settings.certfile, settings.keyfile)
-        token = settings.command_token
-        head = f"GET /metrics HTTP/1.0\r\nHost: {host}:{port}\r\n" + (f"Authorization: Bearer {token}\r\n" if token else "")
-        async with asyncio.timeout(SCRAPE_TIMEOUT):
-            reader, writer = await asyncio.open_connection(host, port, ssl=tls)
-            try:
-                writer.write(f"{head}\r\n".encode())
-                answer = b""
-                while chunk := await reader.read(65536):
-                    answer += chunk
-                    if len(answer) > MAX_SCRAPE:
-                        raise OSError("the metrics of a core are too long")
-            finally:
-                writer.close()
-        status, _, rest = answer.partition(b"\r\n")
-        if b" 200 " not in status + b" ":
-            raise OSError(status.decode("latin-1"))
-        return rest.partition(b"\r\n\r\n")[2].decode()
+    def _state(self) -> Tuple[Dict[str, Any], List[int], List[str]]:
+        """On the event loop: the node's view, the shards whose cores serve HTTP here, and the node's own metrics."""
+        owned = [core.shard for core in self._shards.cores if http_port_of(core) is not None]
+        return cluster_view(self._shards), owned, list(front_metrics(self._workers, self._counters))
 
 
 _SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(.*)")
@@ -291,15 +262,15 @@ def node_metrics(view: Dict[str, Any]) -> Iterator[str]:
         yield f'mqttbroker_cluster_streams_failing{{shard="{shard}",role="{core["role"]}"}} {failing}'
 
 
-def front_metrics(node: ClusterNode) -> Iterator[str]:
+def front_metrics(own_workers: Workers, counters: Counters) -> Iterator[str]:
     """The metrics of a node's workers, and of what was refused before a client had a core; called on its event loop."""
 
     def family(name: str, kind: str, text: str) -> Iterator[str]:
         yield f"# HELP mqttbroker_{name} {text}"
         yield f"# TYPE mqttbroker_{name} {kind}"
 
-    node.workers.memory()
-    workers = node.workers.statuses()
+    own_workers.memory()
+    workers = own_workers.statuses()
     values: Tuple[Tuple[str, str, str, Callable[[WorkerStatus], float]], ...] = (
         ("up", "gauge", "1 if a connection worker serves clients.", lambda one: int(one.up)),
         ("clients", "gauge", "Open connections of a worker.", lambda one: one.clients),
@@ -311,7 +282,6 @@ def front_metrics(node: ClusterNode) -> Iterator[str]:
         yield from family(f"worker_{name}", kind, text)
         for one in workers:
             yield f'mqttbroker_worker_{name}{{worker="{one.number}"}} {value(one)}'
-    counters = node.broker.outbound.counters
     failures = {
         "tls": counters.tls_failures, "websocket": counters.websocket_failures, "proxy": counters.proxy_failures
     }

@@ -20,6 +20,8 @@ from typing import Any, Optional
 from support.broker_process import BrokerProcess
 from support.kafka import KafkaCluster, free_ports
 
+from mqttbroker.node_shards import MOVING
+
 READY_SECONDS = 60.0
 
 
@@ -64,7 +66,7 @@ class ClusterNode(BrokerProcess):
         """Whether the node says that it serves its clients, and that no shard is moving."""
         try:
             with urllib.request.urlopen(self.url + "/readyz", timeout=2) as answer:
-                return bool(answer.status == 200) and not self.cluster()["moving"]
+                return bool(answer.status == 200) and MOVING not in json.load(answer).get("warnings", [])
         except (OSError, urllib.error.HTTPError):
             return False
 

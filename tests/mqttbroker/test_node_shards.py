@@ -1,0 +1,26 @@
+"""What a node says of the shards of its cluster."""
+
+from __future__ import annotations
+
+from mqttbroker.cluster.membership import Directory
+from mqttbroker.config.settings import Cluster
+from mqttbroker.node_shards import MOVING, NodeShards
+
+
+def test_shards_that_are_about_to_move_are_a_warning() -> None:
+    shards = NodeShards(Cluster(node="a", shards=2), str, lambda: 1.0, lambda _: None, lambda _: None)
+    assert shards.warnings() == []
+    shards.directory = Directory(1, {}, [("a", []), ("b", [])], moving=True)
+    assert shards.warnings() == [MOVING]
+    shards.directory = Directory(2, {}, [("a", []), ("b", [])])
+    assert shards.warnings() == []
+
+
+def test_a_node_says_why_it_is_not_ready() -> None:
+    shards = NodeShards(Cluster(node="a", shards=2), str, lambda: 1.0, lambda _: None, lambda _: None)
+    assert shards.unready() == ["kafka: Kafka is not reached yet"]
+    shards.kafka_problem = ""
+    assert shards.unready() == ["cluster: this node is not a member yet"]
+    shards.drain(True)
+    assert shards.unready() == ["cluster: this node is draining"]
+    assert shards.move(0, "b") == "this node is not in the cluster yet"
