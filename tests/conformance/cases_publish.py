@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from unittest.mock import ANY
 
@@ -43,6 +44,8 @@ from conformance.wire import (
 )
 
 TAKEN = Codes(0, 0x10)  # with or without a matching subscriber
+# The standard lets a server that knows say that there is none; a core of a cluster appends the message to its log, and does not know.
+UNMATCHED = TAKEN if os.environ.get("TEST_CLUSTER") else 0x10
 
 # --- retained messages --------------------------------------------------------------------------------------------
 
@@ -195,8 +198,8 @@ EXCHANGES = [
             p.size == 4 for p in run.received if p.kind in ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP"))),
     ]),
     Case("no-matching-subscribers", "3.3.4-1", "3.3.4-1 3.4.2-1 3.5.2-1", [
-        a.connect(), a.send(PUBLISH("~/t", b"1", 1, 1)), a.get(PUBACK(1, 0x10)), a.send(PUBLISH("~/t", b"1", 2, 2)),
-        a.get(PUBREC(2, 0x10)),
+        a.connect(), a.send(PUBLISH("~/t", b"1", 1, 1)), a.get(PUBACK(1, UNMATCHED)), a.send(PUBLISH("~/t", b"1", 2, 2)),
+        a.get(PUBREC(2, UNMATCHED)),
         a.send(PUBREL(2)), a.get(PUBCOMP(2)),
     ]),
     Case("pubrel-of-an-unknown-id", "4.3.3-2", "3.7.2-1 4.3.3-11",
@@ -299,8 +302,8 @@ def windows() -> Iterator[Case]:
         b.connect(props=[(RECEIVE_MAXIMUM, 1)]), b.subscribe("~/t", 1), a.connect(), a.publish("~/t", b"1", 1),
         a.publish("~/t", b"2", 1),
         b.get(PUBLISH("~/t", b"1", 1, 1)), a.publish("~/t", b"zero", 0), b.get(PUBLISH("~/t", b"zero", 0)),
-        b.send(SUBSCRIBE(9, ("~/u", 1)), PUBLISH("~/none", b"", 1, 8), PINGREQ),
-        b.get(SUBACK(9, 1), PUBACK(8, TAKEN), PINGRESP),
+        b.send(SUBSCRIBE(9, ("~/u", 1)), PUBLISH("~/none", b"", 1, 8)), b.get(SUBACK(9, 1), PUBACK(8, TAKEN)),
+        b.send(PINGREQ), b.get(PINGRESP),
         b.send(PUBLISH("~/none", b"", 2, 7)), b.get(PUBREC(7, TAKEN)), b.send(PUBREL(7)), b.get(PUBCOMP(7)),
     ])  # fmt: skip
     over: list[Step] = [a.send(*(PUBLISH("~/t", b"x", 2, n) for n in range(1, 6)))]

@@ -1,6 +1,7 @@
 """A cluster in the place of a broker: with TEST_CLUSTER=N in the environment each `BrokerProcess` is N nodes.
 
-Its port is one behind which the nodes' ports follow in turn. Log lines and HTTP are those of the first node.
+Its port is one behind which the nodes' ports follow in turn. Log lines and HTTP are those of the first node. All clusters of a process
+are on the same Kafka brokers; each has an id, and so topics, of its own, so that no session or retained message is found by another one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from support import broker_process
-from support.cluster_nodes import READY_SECONDS, ClusterNode, port_ranges, wait_until_ready
+from support.cluster_nodes import READY_SECONDS, ClusterNode, port_ranges, send_signal, wait_until_ready
 from support.kafka import KafkaCluster
 from support.spread import Spread
 
@@ -51,7 +52,7 @@ class ClusteredBroker(ClusterNode):
                 "link_host": "127.0.0.1", "link_address": "127.0.0.1", "link_port": ports[number - 1],
                 "shards": SHARDS, "standbys": 0, "fsync": False,
             }  # fmt: skip
-            return text + "\n" + broker_process.to_toml({"cluster": section})
+            return broker_process.to_toml({"cluster": section}) + text  # in front of tables
 
         self.config.write_text(configuration(1), encoding="utf-8")
         self._others = [
@@ -64,6 +65,16 @@ class ClusteredBroker(ClusterNode):
         super().launch()
         for node in self._others:
             node.launch()
+
+    def start(self) -> ClusteredBroker:
+        try:
+            super().start()
+        except BaseException:
+            for node in (self, *self._others):
+                if node.running:
+                    node.kill()
+            raise
+        return self
 
     def started(self) -> ClusteredBroker:
         if self._spread is not None:
@@ -83,9 +94,11 @@ class ClusteredBroker(ClusterNode):
             self._spread.close()
             self._spread = None
             self.port = self._own_port
-        for node in self._others:
-            if node.running:
-                node._end(how)
+        running = [node for node in self._others if node.running]
+        for node in (self, *running):
+            send_signal(node.pid, how)  # to all at once, so that none waits for another one to take its shards over
+        for node in running:
+            node._end(how)
         return super()._end(how)
 
     def close(self) -> None:
