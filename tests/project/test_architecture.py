@@ -12,6 +12,8 @@ import pytest
 from support.paths import ROOT
 from support.source_tree import compiled_paths, parse
 
+pytestmark = pytest.mark.one_build
+
 PACKAGES = ("topic_matcher", "sessions", "bridge_spark", "mqttbroker")
 SPARK = {"pyspark", "pyarrow", "pandas", "numpy"}
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pytest
 from support.paths import ROOT
 
 from mqttbroker.config.load import load_settings
 from topic_matcher.remapping import incoming_map, outgoing_map
+
+pytestmark = pytest.mark.one_build
 
 
 def test_the_examples_of_bridges_do_what_the_page_says(tmp_path: Path) -> None:

@@ -6,8 +6,11 @@ import dataclasses
 import re
 from collections import Counter
 
+import pytest
 from support.configuration_reference import RELEASED, SECTIONS, reference
 from support.paths import ROOT
+
+pytestmark = pytest.mark.one_build
 
 
 def test_the_reference_is_current() -> None:

@@ -16,6 +16,8 @@ from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password
 
+pytestmark = pytest.mark.one_build
+
 FILTER = ROOT / "conf" / "fail2ban" / "mqttbroker.conf"
 FAIL2BAN = shutil.which("fail2ban-regex")
 FORGED = 'x address=192.0.2.66:1 reason="Bad User Name or Password'

@@ -20,6 +20,8 @@ from support.broker_process import BrokerProcess
 from support.paths import ROOT
 from support.raw_client import RawClient
 
+pytestmark = pytest.mark.one_build
+
 RULES = ROOT / "conf" / "prometheus" / "mqttbroker.rules.yml"
 DASHBOARD = ROOT / "conf" / "grafana" / "mqttbroker.json"
 PROMETHEUS = shutil.which("prometheus")

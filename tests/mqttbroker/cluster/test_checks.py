@@ -13,6 +13,8 @@ from mqttbroker.cluster.kafka_connection import connection, record_cluster_id
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Cluster
 
+pytestmark = pytest.mark.one_build
+
 CLUSTER = Cluster(engine="kafka", id="c", bootstrap_servers=("127.0.0.1:1",), shards=3)
 LOGS, SNAPSHOTS, INDEX = wanted_topics(CLUSTER)
 

@@ -8,6 +8,8 @@ from mqttbroker.cluster import core_control as control
 from mqttbroker.config.load import load_settings
 from mqttbroker.net.link_address import LinkAddress
 
+pytestmark = pytest.mark.one_build
+
 
 def test_commands_and_status_are_the_same_on_the_other_side() -> None:
     messages = [control.Standby(), control.Own(1.5), control.Owners(3, {2: LinkAddress("host", 5, "k")}), control.Release(), control.Stop()]

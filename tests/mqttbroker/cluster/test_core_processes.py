@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mqttbroker.cluster.core_control import OWNER, Status, decode_status, encode_line
 from mqttbroker.cluster.core_processes import FOLLOW, SERVE, ShardCore
+
+pytestmark = pytest.mark.one_build
 
 
 def test_missing_links_and_a_failure_of_streams_are_warnings_of_an_owner_that_stays_ready() -> None:

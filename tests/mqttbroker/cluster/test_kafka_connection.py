@@ -10,6 +10,8 @@ import pytest
 from mqttbroker.cluster.kafka_connection import connection
 from mqttbroker.config.settings import Cluster
 
+pytestmark = pytest.mark.one_build
+
 
 @pytest.fixture
 def debug() -> Iterator[None]:

@@ -14,6 +14,8 @@ from mqttbroker.cluster import log_reader
 from mqttbroker.cluster.kafka_log import Appended, KafkaLog, LogFailure
 from mqttbroker.cluster.log_reader import LogReader
 
+pytestmark = pytest.mark.one_build
+
 APPEND_TIMEOUT = 20.0  # no test waits for it
 
 

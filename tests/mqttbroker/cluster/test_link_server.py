@@ -44,6 +44,8 @@ from mqttbroker.cluster.membership import NodeInfo
 from mqttbroker.file_limit import raise_file_limit
 from mqttbroker.net.link_address import LinkAddress
 
+pytestmark = pytest.mark.one_build
+
 KEY = new_key()
 HELLO = Hello(cluster="ab", kind=WORKER, node="n1", shard=3, version="1", listeners=("tcp-1",), digest="d")
 

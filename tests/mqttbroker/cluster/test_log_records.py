@@ -21,6 +21,8 @@ from mqttbroker.cluster.records import (
     encode_takeover,
 )
 
+pytestmark = pytest.mark.one_build
+
 HEADERS = st.builds(
     Header,
     kind=st.sampled_from([TAKEOVER, CHANGES, RELEASE]),

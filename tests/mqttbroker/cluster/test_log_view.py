@@ -14,6 +14,8 @@ from mqttbroker.cluster.log_view import (
 )
 from mqttbroker.cluster.records import CHANGES, NO_EPOCH, RELEASE, TAKEOVER, BadRecord, Header
 
+pytestmark = pytest.mark.one_build
+
 CLUSTER, A, B = b"cluster1", b"node-aaa", b"node-bbb"
 
 

@@ -11,6 +11,8 @@ from support.kafka import KafkaCluster
 
 from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, make_directory
 
+pytestmark = pytest.mark.one_build
+
 SESSION = 1.0
 SHARDS = 4
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from mqttbroker.cluster.log_view import LATE_TAKEOVER, OLDER_EPOCH, VALID, LogView
 from mqttbroker.cluster.ownership import Do, Ownership, State
 from mqttbroker.cluster.records import CHANGES, NO_EPOCH, RELEASE, TAKEOVER, Header
+
+pytestmark = pytest.mark.one_build
 
 CLUSTER, A, B = b"cluster1", b"node-aaa", b"node-bbb"
 

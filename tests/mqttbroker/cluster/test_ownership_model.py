@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Optional
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -12,6 +13,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from mqttbroker.cluster.log_view import VALID, LogView
 from mqttbroker.cluster.ownership import Do, Ownership, State
 from mqttbroker.cluster.records import CHANGES, TAKEOVER, Header
+
+pytestmark = pytest.mark.one_build
 
 CLUSTER = b"cluster1"
 LEASE = 2.0

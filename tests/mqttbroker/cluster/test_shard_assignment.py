@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mqttbroker.cluster.assignment import Member, Place, assign
+
+pytestmark = pytest.mark.one_build
 
 
 def settle(shards: int, names: list[str], places: list[Place], standbys: int = 1, draining: str = "") -> list[Place]:

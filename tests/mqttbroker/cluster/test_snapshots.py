@@ -16,6 +16,8 @@ from mqttbroker.cluster.shard_tables import DATABASE
 from mqttbroker.cluster.snapshot_keeper import SnapshotKeeper, extent
 from mqttbroker.cluster.snapshots import SnapshotEntry, SnapshotFailure, Snapshots, needed_from, newest
 
+pytestmark = pytest.mark.one_build
+
 
 def entry(shard: int, end: int, marks: dict[int, int], node: str = "a") -> SnapshotEntry:
     return SnapshotEntry(shard, node, b"", 0, 0, 1, 0, b"", end, marks, 0.0)

@@ -28,6 +28,8 @@ from mqttbroker.cluster.store import KafkaStore, Sizes
 from sessions.store.interface import CorruptStore, StoreError
 from sessions.write_set import WriteSet
 
+pytestmark = pytest.mark.one_build
+
 
 def lost(reason: str) -> None:
     raise AssertionError(reason)
