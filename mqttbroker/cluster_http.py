@@ -92,7 +92,7 @@ class ClusterRoutes:
 
 
 def cluster_view(node: NodeShards) -> Dict[str, Any]:
-    """What a node knows of the cluster; called on its event loop."""
+    """The cluster as a node knows it; called on its event loop."""
     directory = node.directory
     places: Sequence[Tuple[Optional[str], List[str]]] = (
         [(None, [])] * node.cluster.shards if directory is None else directory.shards

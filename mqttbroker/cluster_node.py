@@ -281,7 +281,7 @@ class ClusterNode:
         await self.workers.start(pool, self.stopping)
 
     def _front(self, settings: Settings, workers: int) -> FrontSetup:
-        """What each of the workers needs to send clients to the cores."""
+        """The setup of a worker that sends clients to the cores."""
         cluster = self.cluster
         return FrontSetup(
             {

@@ -36,7 +36,7 @@ class CoreAway(Exception):
 
 
 class CoreAnswer(NamedTuple):
-    """What a core answers."""
+    """The answer of a core."""
 
     status: int
     body: bytes

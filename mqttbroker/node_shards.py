@@ -81,7 +81,7 @@ class NodeShards:
             await self.membership.leave()
 
     def describe(self) -> NodeInfo:
-        """What this node says of itself in the cluster."""
+        """This node's description for the other nodes."""
         return NodeInfo(
             self.name,
             self.started_at,

@@ -99,7 +99,7 @@ GC_THRESHOLDS = (2_000, 2, 10 * GC_FULL)
 
 
 class ShardParts(Protocol):
-    """What the core of a cluster's shard has in the place of a store on its disk, local streams and listening sockets."""
+    """The parts that the core of a cluster's shard has in the place of a store on its disk, local streams and listening sockets."""
 
     @property
     def store(self) -> Store: ...

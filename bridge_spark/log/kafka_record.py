@@ -97,7 +97,7 @@ def _binary(data: bytes, position: int) -> Tuple[bytes, int]:
 
 
 class RecordFields(NamedTuple):
-    """What the headers of a record say; times in µs since the Unix epoch, ``received`` -1 if there is none."""
+    """The values of a record's headers; times in µs since the Unix epoch, ``received`` -1 if there is none."""
 
     topic: str
     qos: int

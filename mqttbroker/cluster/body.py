@@ -66,7 +66,7 @@ class Section:
 
 
 class Published(NamedTuple):
-    """What a body has for readers in other shards."""
+    """The part of a body that other shards read."""
 
     marks: List[MarkRow]
     sections: List[Section]

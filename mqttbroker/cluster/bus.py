@@ -43,7 +43,7 @@ def first_mark(number: int) -> MarkRow:
 
 
 class BusRecord:
-    """What a valid record of another shard's log has for this one, and all that was void or without messages before it.
+    """The messages for this shard in a valid record of another shard's log, and the size of all before it that was void or empty.
 
     ``before`` and ``after`` are marks in front of the record and behind it. ``sections`` are those of `mqttbroker.cluster.body`,
     ``marks`` the ones that the record stores, ``size`` its bytes.
@@ -59,7 +59,7 @@ class BusRecord:
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class BusReceiver:
-    """What is done with messages of other shards that are not for ordinary subscriptions."""
+    """Receives the messages of other shards that are not for ordinary subscriptions."""
 
     @abstractmethod
     def retained(self, message: Message) -> bool:

@@ -65,7 +65,7 @@ class StoreRows:
 
     @property
     def carried(self) -> Carried:
-        """What the write sets so far have."""
+        """The rows of the write sets so far."""
         return Carried(**self._counts)
 
     def write_sets(self) -> Iterator[tuple[int, WriteSet]]:

@@ -1,4 +1,4 @@
-"""What the node process and the core process of a shard say to each other: one object of JSON per line, over a socketpair.
+"""The messages between the node process and the core process of a shard: one object of JSON per line, over a socketpair.
 
 The node sends `Start`, then commands. The core sends a `Status` at each change and once in `STATUS_INTERVAL`, which is its sign of life.
 Both trust each other: they are processes of one user and one program.
@@ -48,7 +48,7 @@ def http_port(first: Optional[int], shard: int) -> Optional[int]:
 
 
 class CoreSetup(NamedTuple):
-    """What a core is made of: the settings of its node as they were loaded, the id of the cluster in records, the address that other nodes
+    """Everything a core is started with: the settings of its node as they were loaded, the id of the cluster in records, the address that other nodes
     use for links to this node, a digest of the settings that all nodes have in common, and the node's key of links."""
 
     settings: Settings

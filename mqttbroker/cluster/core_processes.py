@@ -124,7 +124,7 @@ class ShardCore:
         return ""
 
     def warnings(self) -> list[str]:
-        """What an owner cannot do now though its clients are served. On any thread."""
+        """The reasons why an owner serves its clients in part only. On any thread."""
         status = self.status
         if self.role != SERVE or status is None:
             return []

@@ -97,7 +97,7 @@ class KafkaBrokers:
         return bool(answers)
 
     async def _metadata(self, address: Address) -> Any:
-        """What a broker says; None if it says nothing."""
+        """The answer of a broker; None if there is none."""
         try:
             answer = await self._ask(address, ASKS, MetadataRequest([self.topic], False), ASK_TIMEOUT)
         except (KafkaError, OSError):

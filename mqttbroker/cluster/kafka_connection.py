@@ -39,5 +39,5 @@ def connection(cluster: Cluster) -> Dict[str, Any]:
 
 
 def record_cluster_id(kafka_cluster_id: str, cluster: Cluster) -> bytes:
-    """What the header of each record names the cluster by, so that a copied or mixed up log is noticed."""
+    """The name of the cluster in the header of each record, so that a copied or mixed up log is noticed."""
     return sha256(f"{kafka_cluster_id}/{cluster.id}".encode()).digest()[:CLUSTER_ID_BYTES]

@@ -31,7 +31,7 @@ def key_of(node_key: str, kind: str) -> str:
 
 
 def proof(key: str, side: str, hello: bytes, challenge: bytes) -> str:
-    """What shows that one side of a connection, which began with these two lines, knows the key."""
+    """The proof that one side of a connection, which began with these two lines, knows the key."""
     return _digest(key, b"\n".join((side.encode(), hello, challenge)))
 
 

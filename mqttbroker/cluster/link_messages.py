@@ -1,4 +1,4 @@
-"""What cores tell each other over their links: topic filters, members of shared subscriptions, and signs of life."""
+"""The messages of cores to each other over their links: topic filters, members of shared subscriptions, and signs of life."""
 
 from __future__ import annotations
 

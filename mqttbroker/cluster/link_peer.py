@@ -409,7 +409,7 @@ class Peer(LinkReceiver):
 
 
 def local_states(group: Group) -> Tuple[MemberState, ...]:
-    """The members of a shared subscription on this core, no more than `MAX_MEMBERS`. What other cores send for one goes to any of them."""
+    """The members of a shared subscription on this core, no more than `MAX_MEMBERS`. A message of another core for one of them goes to any of them."""
     states: List[MemberState] = []
     for member in group.local_members().members:
         if len(states) == MAX_MEMBERS:

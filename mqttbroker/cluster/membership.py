@@ -40,7 +40,7 @@ MEMBER_ID_REQUIRED: Final = 79
 
 
 class NodeInfo(msgspec.Struct):
-    """What a node says of itself when it joins.
+    """The description of a node that joins.
 
     ``start`` is the Unix time of its start, ``address`` and ``link_port`` where its links are, ``http`` the URL of its HTTP server or "".
     ``owned`` has the epoch of each shard that it owns or takes over, ``follows``, ``warm`` and ``failed`` as in `Member`. ``pins`` has the
@@ -67,7 +67,7 @@ class NodeInfo(msgspec.Struct):
 
 
 class Directory(msgspec.Struct):
-    """What the leader of the group tells all members. ``shards`` has the owner and the standbys of each shard; ``moving`` those that
+    """The message of the group's leader to all members. ``shards`` has the owner and the standbys of each shard; ``moving`` those that
     wait for a node that does not follow them yet. ``refused`` are the starts of nodes whose name is taken."""
 
     generation: int

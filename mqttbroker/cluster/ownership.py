@@ -1,4 +1,4 @@
-"""Who owns a shard, as one node sees it: a state machine without I/O, clock or randomness.
+"""The ownership of a shard, as one node sees it: a state machine without I/O, clock or randomness.
 
 The log alone decides. A node owns the shard from its valid takeover to the next valid one or its release. It acknowledges
 a record only if that is valid, which it knows at once if the record's offset follows the last one it has read, and otherwise by
@@ -77,7 +77,7 @@ class Ownership:
         self._actions: List[Action] = []
 
     def take_actions(self) -> List[Action]:
-        """What is to be done since the last call, in order."""
+        """The actions since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions
 
@@ -152,7 +152,7 @@ class Ownership:
         if offset == self.view.end:
             self.record(offset, header)
         elif offset < self.view.end:
-            # What is read there is another record: else its outcome would be known.
+            # The record there is another one: else its outcome would be known.
             self._lost_records(f"a record was appended at offset {offset}, before the end {self.view.end} of the log")
         else:
             self._check()  # there are other records before it
@@ -253,7 +253,7 @@ class Ownership:
         """A valid takeover was read."""
         if header.owner != self.node:
             if self.state is State.TAKING_OVER:
-                # Whatever of this node's takeover is still under way is void.
+                # A takeover record of this node that is still under way is void.
                 self._appending = None
                 self.state = State.FOLLOWER
             elif self.state in LOADED:

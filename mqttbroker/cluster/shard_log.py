@@ -34,7 +34,7 @@ READ_TIMEOUT: Final = 2.0  # seconds until the end of the log is asked for again
 
 
 class Outcome(Enum):
-    """What became of a commit."""
+    """The outcome of a commit."""
 
     COMMITTED = "committed"
     REFUSED = "refused"  # it is not in the log, and never valid there
@@ -42,7 +42,7 @@ class Outcome(Enum):
 
 
 class ShardEvents(Protocol):
-    """What the rest of a node does for a shard. All are called on the event loop of the log, and return at once."""
+    """The parts of a core that the log of its shard calls. All are called on the event loop of the log, and return at once."""
 
     def changed(self, offset: int, body: bytes) -> None:
         """The body of valid changes, in the order of the log, whoever wrote it; ``offset`` is that of its last record."""

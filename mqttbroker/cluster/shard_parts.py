@@ -1,4 +1,4 @@
-"""What the core of a shard has beside a broker: its store, the bus, retained messages of all shards, and the links to other processes."""
+"""The parts of a shard's core beside its broker: the store, the bus, retained messages of all shards, and the links to other processes."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class ShardTables:
         self._state = state
 
     def apply(self) -> None:
-        """Apply everything that was added. What an error prevents waits for the next call. Raises `sqlite3.Error` or `OSError`."""
+        """Apply everything that was added. After an error, the changes that are left wait for the next call. Raises `sqlite3.Error` or `OSError`."""
         if self._cut is not None:
             self._apply_cut()
         if self._state != self._applied:

@@ -560,7 +560,7 @@ class KafkaStore:
             await self._apply()
 
     async def _apply(self) -> None:
-        """Have the tables apply what was read. What an error prevents waits for the next call, which follows after a pause."""
+        """Have the tables apply what was read. After an error, the changes that are left wait for the next call, which follows after a pause."""
         self._hand_over()
         loop = asyncio.get_running_loop()
         try:

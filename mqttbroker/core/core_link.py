@@ -30,7 +30,7 @@ SHARED_TOPIC: Final = b"$core/share"  # of a message for a member of a shared su
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LinkReceiver:
-    """What is done with messages of another core that are not for ordinary subscriptions."""
+    """Receives the messages of another core that are not for ordinary subscriptions."""
 
     @abstractmethod
     def core_message(self, topic: bytes, payload: bytes) -> None:

@@ -83,7 +83,7 @@ class ListenerSetup(NamedTuple):
 
 
 class FrontSetup(NamedTuple):
-    """What a worker of a cluster's node needs beside its listeners.
+    """The setup of a worker of a cluster's node, beside its listeners.
 
     ``hello`` are the fields of `Hello`, the first line of each link to a core, without ``kind`` and ``shard``;
     ``link_files`` cafile, certfile and keyfile of its TLS. The cores of this node listen at ``host`` from ``port`` + 1 on. A client

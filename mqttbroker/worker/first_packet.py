@@ -1,6 +1,6 @@
 """The first packet of a client: its bytes are gathered until the client id is known.
 
-What is no valid CONNECT is for any core: each answers it as a broker does that clients connect to.
+A packet that is no valid CONNECT is for any core: each answers it as a broker does that clients connect to.
 """
 
 from __future__ import annotations

@@ -43,7 +43,7 @@ class DamageMarker:
         self._path.unlink()
 
     def noted(self) -> str:
-        """What the marker says; "" if it is not there."""
+        """The text of the marker; "" if it is not there."""
         try:
             return " ".join(self._path.read_text(encoding="utf-8", errors="replace").split()) or "is damaged"
         except FileNotFoundError:

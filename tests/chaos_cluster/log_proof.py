@@ -48,7 +48,7 @@ class Epoch(NamedTuple):
 
 
 class ShardRecords:
-    """What the log of one shard adds up to."""
+    """The valid records of one shard's log."""
 
     def __init__(self, shard: int) -> None:
         self.shard = shard

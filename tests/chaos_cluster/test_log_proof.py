@@ -72,7 +72,7 @@ def case() -> Case:
 
 
 def test_a_takeover_with_a_void_repetition_is_no_fault(case: Case) -> None:
-    """What the old owner writes behind the takeover is void. The new owner writes it again, and that is acknowledged."""
+    """A record of the old owner behind the takeover is void. The new owner writes the message again, and acknowledges it."""
     one, two, unsent = case.message(), case.message(2), case.message(2, False)
     log = case.log
     first = log.take_over(ONE, NO_EPOCH)

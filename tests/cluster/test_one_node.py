@@ -85,7 +85,7 @@ def test_queues_and_retained_messages_are_there_after_a_kill(nodes: ClusterNodes
 
 @pytest.mark.parametrize("qos", [0, 1, 2])
 def test_a_shared_subscription_has_members_on_all_shards(nodes: ClusterNodes, qos: int) -> None:
-    """Each message goes to one member. What a member has not acknowledged when it leaves goes to one of another shard."""
+    """Each message goes to one member. A message that a member has not acknowledged when it leaves goes to one of another shard."""
     port = nodes.ports[0]
     members = [RawClient(port) for _ in range(2 * SHARDS)]
     for number, member in enumerate(members):

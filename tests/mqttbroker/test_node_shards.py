@@ -1,4 +1,4 @@
-"""What a node says of the shards of its cluster."""
+"""The shards of a cluster as one node describes them."""
 
 from __future__ import annotations
 

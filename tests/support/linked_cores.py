@@ -1,6 +1,6 @@
 """Cores of a cluster in one process: real brokers, stores, buses and links over socketpairs; their logs are lists.
 
-The event loop runs in a thread, so that a test uses blocking clients. What a core commits is at once in its log, and fed to
+The event loop runs in a thread, so that a test uses blocking clients. A commit of a core is at once in its log, and fed to
 the buses of the others.
 """
 
@@ -254,7 +254,7 @@ class LinkedCores:
         return asyncio.run_coroutine_threadsafe(run(), self.loop).result(TIMEOUT)
 
     def look(self, function: Callable[[], T]) -> T:
-        """What a function returns on the event loop."""
+        """The result of a function that is called on the event loop."""
 
         async def run() -> T:
             return function()

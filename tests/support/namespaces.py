@@ -108,7 +108,7 @@ class Network:
         return f"{self._prefix}.{self._number(place)}"
 
     def command(self, place: str) -> tuple[str, ...]:
-        """What a command begins with to run in a place; its process has the command's own process id."""
+        """The words that have a command run in a place; its process has the command's own process id."""
         return "ip", "netns", "exec", self._name(place)
 
     def _number(self, place: str) -> int:

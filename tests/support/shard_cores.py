@@ -1,6 +1,6 @@
 """The cores of a cluster in memory, each with a real bus, store and retained messages; their logs are lists.
 
-Packets of clients come and go as in `support.core`. What a core commits is in its log, and the others have it after `settle`.
+Packets of clients come and go as in `support.core`. A commit of a core is in its log, and the others have it after `settle`.
 """
 
 from __future__ import annotations

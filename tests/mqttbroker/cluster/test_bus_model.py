@@ -1,6 +1,6 @@
 """Random publishes, subscriptions and takeovers in a cluster of three cores, whose logs are in memory.
 
-What was acknowledged reaches each session that had the subscription before; QoS 2 exactly once; in order; nothing that is older than
+An acknowledged message reaches each session that had the subscription before; QoS 2 exactly once; in order; nothing that is older than
 a subscription.
 """
 

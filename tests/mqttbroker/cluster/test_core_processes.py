@@ -1,4 +1,4 @@
-"""What a node says of its cores."""
+"""The description of a node's cores."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ class Stranger:
         return line, (await self.reader.readline())[:-1]
 
     async def answer(self, text: str, more: bytes = b"") -> Any:
-        """What the other side answers to a proof; {} if it closes without an answer."""
+        """The answer of the other side to a proof; {} if it closes without an answer."""
         self.writer.write(msgspec.json.encode({"proof": text}) + b"\n" + more)
         return msgspec.json.decode(await self.reader.readline() or b"{}")
 

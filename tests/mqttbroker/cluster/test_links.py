@@ -34,7 +34,7 @@ def cores(tmp_path: Path) -> Iterator[LinkedCores]:
 
 
 def drain(cores: LinkedCores, *clients: LinkedClient) -> list[list[Publish]]:
-    """What the clients were sent and acknowledge, when nothing is on its way any more."""
+    """The packets that the clients were sent and acknowledge, when nothing is on its way any more."""
     taken: list[list[Publish]] = [[] for _ in clients]
     count = -1
     while count != sum(map(len, taken)):
@@ -198,7 +198,7 @@ def waiting_bytes(cores: LinkedCores, own: int, other: int) -> int:
 
 
 def test_what_waits_for_a_core_that_does_not_read_is_bounded(tmp_path: Path) -> None:
-    """What is more is dropped and counted, and other cores get everything."""
+    """Messages beyond the limit are dropped and counted, and other cores get everything."""
     buffer, size = 1 << 20, 10_000
     with LinkedCores(tmp_path, buffer=buffer) as cores:
         stopped, other = cores.client(0, "stopped"), cores.client(1, "other")
@@ -259,7 +259,7 @@ def test_a_packet_that_is_longer_than_those_of_clients_ends_the_link(tmp_path: P
         cores.look(lambda: link._wire.transport.write(b"\x30" + encode_varint(longest) + bytes(1000)))
         wait_until(lambda: link.lost.is_set())
         cores.synchronize()
-        # Who has such a message does not send it.
+        # A core that has such a message does not send it.
         assert not cores.look(lambda: cores.cores[2].links.send(0, "$core/x", bytes(longest)))
         assert cores.cores[2].broker.outbound.counters.drops_of("cores").too_large == 1
         cores.look(lambda: cores.cores[2].links.take_packets(200_000))

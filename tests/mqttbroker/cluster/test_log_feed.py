@@ -1,4 +1,4 @@
-"""What a bus is fed with: valid records of other shards' logs, from a mark on, no more than there is room for."""
+"""The feed of a bus: valid records of other shards' logs, from a mark on, no more than there is room for."""
 
 from __future__ import annotations
 

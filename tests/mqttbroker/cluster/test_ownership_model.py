@@ -33,7 +33,7 @@ class Append:
 
 @dataclass
 class Answer:
-    """What a node is told next: the outcome of an append, or the end of the log."""
+    """The next event of a node: the outcome of an append, or the end of the log."""
 
     header: Optional[Header] = None
     offset: int = -1  # of the append; -1 = refused, -2 = unknown
@@ -299,7 +299,7 @@ class Model(RuleBasedStateMachine):
             if not node.serving:
                 continue
             assert ownership.state is State.OWNER or ownership.state is State.FENCED
-            # Who serves and knows the log is its owner.
+            # A node that serves and knows the log is its owner.
             assert ownership.view.epoch != view.epoch or view.owner == ownership.node
         owners: dict[int, list[int]] = {}
         for header, write in self.log:
