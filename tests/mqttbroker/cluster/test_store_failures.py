@@ -47,12 +47,12 @@ def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
 
 def on_tables(store: KafkaStore, function: Callable[[], object]) -> None:
     """Call a function on the thread of the tables."""
-    store._executor.submit(function).result(PATIENCE)
+    store._follower._executor.submit(function).result(PATIENCE)
 
 
 def limit_pages(store: KafkaStore, more: int) -> None:
     """Let the database grow by so many pages, as on a disk that is nearly full."""
-    connection = store._tables.database.connection
+    connection = store._follower.tables.database.connection
     (pages,) = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages + more}")
 
@@ -85,7 +85,7 @@ def test_what_a_failing_disk_does_not_take_is_applied_when_it_works_again(
         def fail() -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr(store._tables.database, "wal_pages", fail)
+        monkeypatch.setattr(store._follower.tables.database, "wal_pages", fail)
     for _ in range(30):
         assert writer.outcome(next_commit(commits)) is None
     wait_until(lambda: lines(caplog, "store_trouble"))
@@ -153,7 +153,7 @@ def test_commits_wait_for_tables_that_are_far_behind(tmp_path: Path, monkeypatch
 
 
 def test_tables_that_cannot_be_written_for_long_end_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mqttbroker.cluster.store.GIVE_UP_AFTER", 0.3)
+    monkeypatch.setattr("mqttbroker.cluster.tables_follower.GIVE_UP_AFTER", 0.3)
     reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
     memory, commits = MemoryTopic(), RandomCommits(4)
     store = memory_store(memory, tmp_path, "one", reasons.put, TIMING, Sizes(max_unapplied=1000))
@@ -267,8 +267,8 @@ def test_damage_that_is_met_while_running_ends_the_store_and_its_next_start_mend
     store.start(lambda *answer: answers.put(answer), lambda *read: None)
 
     def damage() -> None:
-        store._tables.database.checkpoint("TRUNCATE")
-        store._tables.database.connection.execute("PRAGMA shrink_memory")
+        store._follower.tables.database.checkpoint("TRUNCATE")
+        store._follower.tables.database.connection.execute("PRAGMA shrink_memory")
         zero_pages(tmp_path / DATABASE)
 
     on_tables(store, damage)
