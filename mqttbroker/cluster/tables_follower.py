@@ -133,7 +133,8 @@ class TablesFollower:
             await self.apply()
 
     async def apply(self) -> None:
-        """Have the tables apply what was read. What an error prevents waits for the next call, which follows after a pause."""
+        """Have the tables apply what was read. After an error, the changes that are left wait for the next call, which
+        follows after a pause."""
         self._hand_over()
         try:
             await asyncio.get_running_loop().run_in_executor(self._executor, self._apply)
