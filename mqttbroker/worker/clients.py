@@ -55,6 +55,7 @@ class LinkedClient:
         self._reading_paused = False
         self._written: i64 = 0  # bytes given to the transport that the broker has not been told about
         self._writing_paused = False
+        self._ended = False
 
     # -- the socket -------------------------------------------------------------
 
@@ -105,6 +106,8 @@ class LinkedClient:
     # -- the broker -------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
+        if self._ended:
+            return  # the worker is ending, or the link was given up, and the broker has not heard of it
         self._transport.write(data)
         self._written += len(data)
         if self._written >= REPORTED and not self._writing_paused:
@@ -132,6 +135,9 @@ class LinkedClient:
 
     def end(self) -> None:
         """Close the sending side behind everything that was written."""
+        if self._ended:
+            return
+        self._ended = True
         transport = self._transport
         if transport.can_write_eof():
             transport.write_eof()
