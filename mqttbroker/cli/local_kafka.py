@@ -14,10 +14,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Optional
+from typing import NamedTuple, Optional
 
 VERSION = "4.1.1"
 LIBRARIES = Path(sys.prefix) / f"kafka-{VERSION}"
@@ -78,11 +79,19 @@ def free_ports(count: int) -> list[int]:
     return found
 
 
+class Place(NamedTuple):
+    """The address of a Kafka broker, and what the command that starts it begins with, to run it there."""
+
+    host: str = "127.0.0.1"
+    command: tuple[str, ...] = ()
+
+
 class KafkaBroker:
     """One broker, which is a controller, too; ``settings`` is its properties file."""
 
-    def __init__(self, number: int, port: int, settings: Path, class_path: str) -> None:
+    def __init__(self, number: int, place: Place, port: int, settings: Path, class_path: str) -> None:
         self.number = number
+        self.place = place
         self.port = port
         self.settings = settings
         self.class_path = class_path
@@ -91,7 +100,7 @@ class KafkaBroker:
     def tool(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.settings.with_suffix(".log"), "ab") as output:
             return subprocess.Popen(
-                ["java", *JVM, "-cp", self.class_path, name, *arguments],
+                [*self.place.command, "java", *JVM, "-cp", self.class_path, name, *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.settings.parent,
             )
 
@@ -106,7 +115,7 @@ class KafkaBroker:
         assert self.process is not None, "start comes first"
         until = time.monotonic() + START_S
         while True:
-            with suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1.0):
+            with suppress(OSError), socket.create_connection((self.place.host, self.port), 1.0):
                 return
             if self.process.poll() is not None or time.monotonic() > until:
                 log = self.settings.with_suffix(".log").read_text(errors="replace")
@@ -135,22 +144,29 @@ class KafkaBroker:
 
 
 class LocalKafka:
-    """Brokers with the numbers 1 to ``count``, their files in ``directory``. Starts with ``with``."""
+    """Brokers with the numbers 1 to ``count``, their files in ``directory``. Starts with ``with``.
 
-    def __init__(self, directory: Path, count: int = 3) -> None:
+    ``places`` has one for each broker; without it they are all on the loopback address.
+    """
+
+    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = ()) -> None:
         self.directory = directory
+        places = places or [Place()] * count
         class_path = kafka_class_path()
         ports = free_ports(2 * count)
-        voters = ",".join(f"{number + 1}@127.0.0.1:{ports[count + number]}" for number in range(count))
+        voters = ",".join(
+            f"{number}@{place.host}:{port}" for number, (place, port) in enumerate(zip(places, ports[count:]), 1)
+        )
         self.brokers: list[KafkaBroker] = []
-        for number in range(count):
+        for number, place in enumerate(places):
+            host = place.host
             settings = directory / f"broker-{number + 1}.properties"
             copies = min(3, count)
             settings.write_text("\n".join([
                 f"node.id={number + 1}",
                 "process.roles=broker,controller",
-                f"listeners=PLAINTEXT://127.0.0.1:{ports[number]},CONTROLLER://127.0.0.1:{ports[count + number]}",
-                f"advertised.listeners=PLAINTEXT://127.0.0.1:{ports[number]}",
+                f"listeners=PLAINTEXT://{host}:{ports[number]},CONTROLLER://{host}:{ports[count + number]}",
+                f"advertised.listeners=PLAINTEXT://{host}:{ports[number]}",
                 "controller.listener.names=CONTROLLER",
                 f"controller.quorum.voters={voters}",
                 f"log.dirs={directory / f'broker-{number + 1}'}",
@@ -173,7 +189,7 @@ class LocalKafka:
                 "log.cleaner.dedupe.buffer.size=2097152",
                 "log.segment.bytes=16777216",
             ]) + "\n", encoding="utf-8")
-            self.brokers.append(KafkaBroker(number + 1, ports[number], settings, class_path))
+            self.brokers.append(KafkaBroker(number + 1, place, ports[number], settings, class_path))
 
     def __enter__(self) -> LocalKafka:
         formatting = [
@@ -211,7 +227,7 @@ class LocalKafka:
 
     @property
     def bootstrap(self) -> list[str]:
-        return [f"127.0.0.1:{broker.port}" for broker in self.brokers]
+        return [f"{broker.place.host}:{broker.port}" for broker in self.brokers]
 
     def broker(self, number: int) -> KafkaBroker:
         return self.brokers[number - 1]

@@ -72,6 +72,7 @@ class BrokerProcess:
         workers = os.environ.get("TEST_WORKERS")
         self.env = {**clean, **({"MQTTBROKER_WORKERS": workers} if workers else {}), **(env or {})}
         self.host = "127.0.0.1"
+        self.launcher: Sequence[str] = ()  # what the command begins with, which runs the broker in its own place
         self.port = 0
         self.http_port = 0
         self.lines: list[str] = []
@@ -101,7 +102,7 @@ class BrokerProcess:
         """Start it without waiting."""
         self._first_line = len(self.lines)
         assert self._process is None or self._process.poll() is not None, "already running"
-        command = [sys.executable, "-P", *self.program, "serve", "--config", str(self.config)]
+        command = [*self.launcher, sys.executable, "-P", *self.program, "serve", "--config", str(self.config)]
         command += ["--port", str(self.port), "--http-port", str(self.http_port), "--data-dir", str(self.data_dir)]
         self._process = subprocess.Popen(
             command + self.arguments,

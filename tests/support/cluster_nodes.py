@@ -18,11 +18,13 @@ from types import TracebackType
 from typing import Any, Optional
 
 from support.broker_process import BrokerProcess
-from support.kafka import KafkaCluster, free_ports
+from support.certificates import CertificateFiles
+from support.kafka import KafkaCluster, Place, free_ports
 
 from mqttbroker.node_shards import MOVING
 
 READY_SECONDS = 60.0
+TOKEN = "token-of-the-nodes-of-a-test"  # of nodes that are not on the loopback address
 
 
 def children(pid: int) -> list[int]:
@@ -40,6 +42,8 @@ def send_signal(pid: int, number: int) -> None:
 
 class ClusterNode(BrokerProcess):
     """One node."""
+
+    protected = False  # its HTTP server asks for `TOKEN`
 
     def cores(self) -> dict[int, int]:
         """The process ids of the node's cores, standbys too, by their shard."""
@@ -72,13 +76,14 @@ class ClusterNode(BrokerProcess):
 
     def cluster(self) -> Any:
         """The answer of ``GET /api/v1/cluster``."""
-        return json.loads(self.get("/api/v1/cluster"))
+        return json.loads(self.get("/api/v1/cluster", {"Authorization": f"Bearer {TOKEN}"} if self.protected else {}))
 
 
 class ClusterNodes:
     """``count`` nodes with ``shards`` shards; ``config`` are the tables that all of them have.
 
-    The directories of a node are kept while it is down. Starts with ``with``, and then all nodes are ready.
+    The directories of a node are kept while it is down. Starts with ``with``, and then all nodes are ready. ``places`` has one
+    for each node, with TLS between them; without it they are all on the loopback address.
     """
 
     def __init__(
@@ -88,26 +93,36 @@ class ClusterNodes:
         shards: int = 3,
         config: Optional[Mapping[str, Any]] = None,
         arguments: Sequence[str] = (),
+        places: Sequence[Place] = (),
         **cluster: Any,
     ) -> None:
         self.kafka = kafka
         self.id = f"test-{uuid.uuid4().hex[:8]}"
         ports = port_ranges(count, shards + 1)
         self.nodes: list[ClusterNode] = []
-        for number in range(count):
+        apart = _apart(kafka.directory) if places else {}
+        for number, place in enumerate(places or [Place()] * count):
             section = {
                 "engine": "kafka",
                 "id": self.id,
                 "bootstrap_servers": kafka.bootstrap,
                 "node": f"node-{number + 1}",
-                "link_host": "127.0.0.1",
-                "link_address": "127.0.0.1",
+                "link_host": place.host,
+                "link_address": place.host,
                 "link_port": ports[number],
                 "shards": shards,
                 "fsync": False,
+                **apart,
                 **cluster,
             }
-            self.nodes.append(ClusterNode(config={**(config or {}), "cluster": section}, arguments=arguments))
+            tables = {**(config or {}), "cluster": section}
+            if places:
+                tables |= {
+                    "allow_anonymous": True, "listeners": [{"host": place.host}], "http": {"host": place.host, "token": TOKEN}
+                }
+            node = ClusterNode(config=tables, arguments=arguments)
+            node.host, node.launcher, node.protected = place.host, place.command, bool(places)
+            self.nodes.append(node)
 
     def __enter__(self) -> ClusterNodes:
         try:
@@ -136,6 +151,11 @@ class ClusterNodes:
         """The MQTT ports of all nodes."""
         return [node.port for node in self.nodes]
 
+    @property
+    def addresses(self) -> list[tuple[str, int]]:
+        """The hosts and ports of all nodes for MQTT."""
+        return [(node.host, node.port) for node in self.nodes]
+
     def wait_until_ready(self, seconds: float = READY_SECONDS) -> float:
         """Wait until all running nodes are ready; returns the seconds that it took."""
         return wait_until_ready([node for node in self.nodes if node.running], seconds)
@@ -157,6 +177,12 @@ class ClusterNodes:
     def print_logs(self) -> None:
         for number, node in enumerate(self.nodes, 1):
             print(f"--- log of node {number}:\n{node.log[-6000:]}")
+
+
+def _apart(directory: Path) -> dict[str, str]:
+    """The settings of nodes that are not on the loopback address: certificates for links, made in ``directory``."""
+    files = CertificateFiles(directory)
+    return {"link_cafile": str(files.cafile), "link_certfile": str(files.certfile), "link_keyfile": str(files.keyfile)}
 
 
 def wait_until_ready(nodes: Sequence[ClusterNode], seconds: float) -> float:

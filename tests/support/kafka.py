@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, free_ports
+from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, Place, free_ports
 
-__all__ = ["KafkaBroker", "KafkaCluster", "free_ports"]
+__all__ = ["KafkaBroker", "KafkaCluster", "Place", "free_ports"]
 
 
 class KafkaCluster(LocalKafka):
-    """Brokers with the numbers 1 to ``count``, their files in ``directory``. Starts with ``with``."""
+    """`LocalKafka`, whose topics can be made and looked at."""
 
-    def __init__(self, directory: Path, count: int = 3) -> None:
+    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = ()) -> None:
         try:
-            super().__init__(directory, count)
+            super().__init__(directory, count, places)
         except KafkaMissing as missing:
             pytest.skip(str(missing))
 
