@@ -9,7 +9,7 @@ from itertools import cycle
 from random import Random
 from typing import Optional
 
-from chaos.device import Device, Link
+from chaos.device import Address, Device, Link
 from chaos.record import RETAINED, RETAINED_TOPICS, Record, Sent
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Load, Stay
 from mqttbroker.codec.packets import Puback, Publish, Pubrec
@@ -25,18 +25,18 @@ TRIES = 50  # round trips within which retained messages must arrive
 class Broker:
     """The broker as clients see it: ``up`` is set while it listens, ``finishing`` after the last kill.
 
-    Clients connect to the ``ports`` in turn.
+    Clients connect to the ``addresses`` in turn.
     """
 
-    def __init__(self, ports: Sequence[int]) -> None:
+    def __init__(self, addresses: Sequence[Address]) -> None:
         self.up = asyncio.Event()
         self.finishing = asyncio.Event()
-        self._ports = cycle(ports)
+        self._addresses = cycle(addresses)
 
     @property
-    def port(self) -> int:
-        """The port for the next connection."""
-        return next(self._ports)
+    def address(self) -> Address:
+        """The address for the next connection."""
+        return next(self._addresses)
 
 
 class Client(Device):
@@ -66,7 +66,7 @@ class Client(Device):
     async def _connect(self, broker: Broker, stay: Stay) -> Link:
         while True:
             await broker.up.wait()
-            link = await self.connect(broker.port, stay.ack_delay, stay.receive_maximum)
+            link = await self.connect(broker.address, stay.ack_delay, stay.receive_maximum)
             if link is not None and await self.arrived():
                 return link
             await asyncio.sleep(0.02)
@@ -142,10 +142,17 @@ class Subscriber(Client):
     """A client with one subscription at ``qos``, a shared one if it has a ``group``."""
 
     def __init__(
-        self, name: str, version: int, record: Record, qos: int, group: str = "", persistent: bool = True
+        self,
+        name: str,
+        version: int,
+        record: Record,
+        qos: int,
+        group: str = "",
+        persistent: bool = True,
+        topic_filter: str = SUBSCRIBED,
     ) -> None:
         super().__init__(name, version, record, persistent)
-        self.topic_filter = f"$share/{group}/{SUBSCRIBED}" if group else SUBSCRIBED
+        self.topic_filter = f"$share/{group}/{topic_filter}" if group else topic_filter
         self.qos = qos
         self.group = group
 
@@ -176,7 +183,7 @@ class RetainedReader(Device):
             await asyncio.sleep(self.random.uniform(0.05, 0.5))
 
     async def check(self, broker: Broker) -> None:
-        if await self.connect(broker.port) is None:
+        if await self.connect(broker.address) is None:
             return
         expected = dict(self.record.last_retained)
         self.found = {}

@@ -27,6 +27,7 @@ from mqttbroker.codec.packets import (
     Suback,
     Subscribe,
     Subscription,
+    Will,
     decode,
 )
 from mqttbroker.codec.properties import Properties
@@ -34,6 +35,7 @@ from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, SUCCESS, MQTT
 
 TIMEOUT = 30.0  # seconds for a required answer
 NOT_FOUND = 0x92
+Address = tuple[str, int]  # host and port
 PACKET_IDS = 100  # few, so that each is reused soon
 
 
@@ -122,6 +124,8 @@ class Link(asyncio.Protocol):
 class Device:
     """A client; ``persistent`` sessions survive disconnects."""
 
+    will: Optional[Will] = None  # of the next connection
+
     def __init__(self, name: str, version: int, record: Record, persistent: bool = True) -> None:
         self.name = name
         self.label = name  # key of its deliveries in the record
@@ -140,7 +144,7 @@ class Device:
 
     # --- connection -----------------------------------------------------------------------------------------------
 
-    async def connect(self, port: int, ack_delay: float = 0.0, receive_maximum: int = 65535) -> Optional[Link]:
+    async def connect(self, address: Address, ack_delay: float = 0.0, receive_maximum: int = 65535) -> Optional[Link]:
         """Connect and wait for CONNACK, taking over an open connection.  None if the broker is down."""
         if not self.persistent:
             self.incoming.clear()
@@ -149,7 +153,7 @@ class Device:
         old = self.link
         link = Link(self, ack_delay, receive_maximum)
         try:
-            await asyncio.get_running_loop().create_connection(lambda: link, "127.0.0.1", port)
+            await asyncio.get_running_loop().create_connection(lambda: link, *address)
         except OSError:
             return None
         self.link = link
@@ -157,7 +161,7 @@ class Device:
         if self.version == 5:
             properties.session_expiry_interval = 0xFFFFFFFF if self.persistent else 0
             properties.receive_maximum = receive_maximum
-        link.send(Connect(self.name, self.version, not self.persistent, properties=properties))
+        link.send(Connect(self.name, self.version, not self.persistent, will=self.will, properties=properties))
         accepted = await self._wait(link, link.connack, "CONNACK")
         if old is not None:
             old.cut()

@@ -77,10 +77,10 @@ class Run:
     async def run(self) -> None:
         """Run to the end and check the record."""
         await asyncio.to_thread(self.process.start)
-        self.broker = Broker([self.process.port])
+        self.broker = Broker([(self.process.host, self.process.port)])
         self.broker.up.set()
         for subscriber in self.subscribers:
-            assert await subscriber.connect(self.process.port) and await subscriber.arrived()
+            assert await subscriber.connect(self.broker.address) and await subscriber.arrived()
         async with asyncio.TaskGroup() as group:
             following = [group.create_task(client.follow(self.broker, self._habits(client)))
                          for client in self.persistent]

@@ -1,0 +1,27 @@
+"""`judge_wills` counts the wills of broken connections, and those that must not come."""
+
+from __future__ import annotations
+
+from chaos.record import Record
+from chaos_cluster.wills import WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
+
+
+def test_each_will_of_a_broken_connection_is_counted() -> None:
+    record = Record((WILLS, WILLS_OF_LIVING))
+    mortal = Mortal("mortal", 5, record, ("127.0.0.1", 1883), 2)
+    wills = {
+        name: record.send("mortal", f"will/mortal/{name}", qos, False, 40)
+        for name, qos in {"once": 2, "again at 1": 1, "never": 1, "twice": 2, "alive": 2, "early": 2}.items()
+    }
+    mortal.broken = [wills[name] for name in ("once", "again at 1", "never", "twice")]
+    mortal.kept = [wills[name] for name in ("alive", "early")]
+    for name in ("once", "again at 1", "again at 1", "twice", "twice", "early"):
+        record.deliver("watcher", wills[name], wills[name].qos)
+    assert not complete([mortal], record.seen["watcher"])
+    judge_wills(record, [mortal], "watcher")
+    assert record.checked == {WILLS: 4, WILLS_OF_LIVING: 2}
+    assert record.faults == {
+        WILLS: [f"{wills['never']} was delivered 0 times", f"{wills['twice']} was delivered 2 times"],
+        WILLS_OF_LIVING: [f"{wills['early']} was delivered 1 times"],
+    }
+    assert complete([mortal], record.seen["watcher"] | {wills["never"].number})
