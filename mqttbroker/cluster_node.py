@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, List, Optional
+from typing import Any, List, Optional, Set
 
 import uvloop
 from setproctitle import setproctitle
@@ -34,9 +34,10 @@ from mqttbroker.cluster.kafka_connection import connection
 from mqttbroker.cluster.kafka_log import LogFailure
 from mqttbroker.cluster.stream_topic_setup import prepare_stream_topics
 from mqttbroker.cluster_http import ClusterMetrics, ClusterRoutes
+from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Listener, Log, Settings
-from mqttbroker.core_http import CoreHttp
+from mqttbroker.core_http import CoreAway, CoreHttp
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import close, configure_log, file_problem
@@ -84,9 +85,11 @@ class ClusterNode:
         self.workers = Workers()
         self.pool: Optional[WorkerPool] = None
         self.http: Optional[HttpServer] = None
+        self.core_http: Optional[CoreHttp] = None
+        self._copies: Set[asyncio.Task[None]] = set()  # of bans
         self._core_settings = settings  # those that cores are started with
         self.shards = NodeShards(
-            settings.cluster, self._core_setup, lambda: self.reloader.settings.worker_timeout, self._directed, self.fail
+            settings.cluster, self._core_setup, lambda: self.reloader.settings.worker_timeout, self._directed, self._served, self.fail
         )
 
     # -- start and stop ------------------------------------------------------------
@@ -194,6 +197,7 @@ class ClusterNode:
             listener.close()
         self.workers.stop_listening()
         await self.shards.stop()
+        tasks = [*tasks, *self._copies]
         for task in tasks:
             task.cancel()
         if tasks:
@@ -207,6 +211,22 @@ class ClusterNode:
     def _directed(self, owners: dict[int, LinkAddress]) -> None:
         if self.pool is not None:
             self.pool.direct(worker_setup.Directory(self.cluster.shards, owners))
+
+    def _served(self, shard: int) -> None:
+        """A core here has taken its shard over."""
+        if self.core_http is not None:
+            task = asyncio.create_task(self._copy_bans(self.core_http, shard))
+            self._copies.add(task)
+            task.add_done_callback(self._copies.discard)
+
+    async def _copy_bans(self, cores: CoreHttp, shard: int) -> None:
+        try:
+            copied = await copy_bans(cores, shard)
+        except CoreAway as away:
+            log.warning("event=bans_not_copied shard=%d reason=%s", shard, away)
+        else:
+            if copied:
+                log.info("event=bans_copied shard=%d bans=%d", shard, copied)
 
     # -- settings ----------------------------------------------------------------
 
@@ -315,9 +335,10 @@ class ClusterNode:
 
         try:
             context = http_context(settings)
-            cores = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
+            cores = self.core_http = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
             metrics = ClusterMetrics(self.shards, cores, self.workers, self.broker.outbound.counters, self.runner)
-            routes = ClusterRoutes(self.shards, self.runner).routes()
+            lists = ClusterLists(cores)
+            routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
             self.http = HttpServer(
                 settings.host, settings.port, None, metrics.render, readiness,
                 access_list(self.settings, self.security.rules.common), context=context,
@@ -325,6 +346,7 @@ class ClusterNode:
                 warnings=self._warnings,
             )  # fmt: skip
             self.reloader.http = self.http
+            lists.http_bans = self.http.bans
             self.http.bans.apply(http_ban_terms(self.settings))
             self.http.start()
         except OSError as error:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional, Set
 
 from mqttbroker import __version__
 from mqttbroker.cluster.core_control import Owners, Snapshot, link_port
@@ -28,8 +28,8 @@ class NodeShards:
     """The shards of ``cluster``, on the node that its settings name.
 
     ``core_setup`` returns the encoded `CoreSetup` of a core, ``timeout`` the seconds without a sign of life after which it is killed.
-    ``directed`` is called when shards have other owners, with the addresses of these for links of workers; ``fail`` with the reason why the
-    node cannot be a member.
+    ``directed`` is called when shards have other owners, with the addresses of these for links of workers; ``served`` when a core here has
+    begun to serve its shard; ``fail`` with the reason why the node cannot be a member.
     """
 
     def __init__(
@@ -38,6 +38,7 @@ class NodeShards:
         core_setup: Callable[[], str],
         timeout: Callable[[], float],
         directed: Callable[[Dict[int, LinkAddress]], None],
+        served: Callable[[int], None],
         fail: Callable[[str], None],
     ) -> None:
         self.cluster = cluster
@@ -55,6 +56,8 @@ class NodeShards:
             ShardCore(shard, core_setup, self.owners, timeout, self._core_changed) for shard in range(cluster.shards)
         ]
         self._directed = directed
+        self._served = served
+        self._serving: Set[int] = set()
         self._fail = fail
 
     # -- membership ----------------------------------------------------------------
@@ -133,6 +136,11 @@ class NodeShards:
 
     def _core_changed(self, core: ShardCore) -> None:
         """Have the shards assigned anew if a core of this node lost one, or can take over one that is to move here."""
+        if core.epoch < 0:
+            self._serving.discard(core.shard)
+        elif core.shard not in self._serving:
+            self._serving.add(core.shard)
+            self._served(core.shard)
         directory, membership = self.directory, self.membership
         if directory is None or membership is None or self.stopping and not self.draining:
             return

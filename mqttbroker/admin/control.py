@@ -95,10 +95,10 @@ class BrokerControl:
         self._broker = broker
         self._monotonic = monotonic
         self.rankings: Optional[SessionRankings] = None  # None: its owner does not keep any
-        self._subscription_cursors: _Cursors[_SubscriptionListing] = _Cursors()
-        self._retained_cursors: _Cursors[_RetainedListing] = _Cursors()
-        self._level_cursors: _Cursors[_LevelListing] = _Cursors()
-        self._ban_cursors: _Cursors[List[Ban]] = _Cursors()
+        self._subscription_cursors: Cursors[_SubscriptionListing] = Cursors()
+        self._retained_cursors: Cursors[_RetainedListing] = Cursors()
+        self._level_cursors: Cursors[_LevelListing] = Cursors()
+        self._ban_cursors: Cursors[List[Ban]] = Cursors()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -670,7 +670,7 @@ class BrokerControl:
             self._broker.outbound.on_flush_needed()
 
 
-class _Cursors(Generic[T]):
+class Cursors(Generic[T]):
     """Unfinished listings by cursor: the last `MAX_CURSORS` opened.
 
     A cursor is good for one page, and not after a restart: a page whose answer was lost cannot be taken for the next.

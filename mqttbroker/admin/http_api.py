@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Dict, List, NamedTuple, Optional, TypeVar
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
@@ -139,6 +139,32 @@ LOG_LEVEL = record(
 BACKUP_NAME = Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -")
 PREFIX = Field("prefix", Word(), "client ids that begin with this", "")
 CLIENT_ID = Field("client_id", Word(1), "a client id, percent-encoded")
+ORDER = Field("order", Choice("asc", "desc"), "ascending or descending", "asc")
+CLIENT_FILTERS = [
+    PREFIX,
+    Field("contains", Word(), "client ids that contain this", ""),
+    Field("username", Word(), "of this user", None),
+    Field("connected", Boolean(), "connected ones, or others", None),
+    Field("listener", Word(), "connected to this listener", None),
+    Field("address", Network(), "connected from this address or network", ""),
+    Field("sort", Choice("client_id", *SORTS), "the order; with very many sessions, others than client_id are those "
+          "of up to five minutes ago", "client_id"),
+    ORDER,
+]  # fmt: skip
+EXACT_FILTER = Field("filter", Filter(True), "a topic filter, with $share/NAME/ or not")
+TOPIC = Field("topic", Topic(), "a topic name")
+OF_PROTOCOL = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
+_BANNED_ADDRESS = Field("address", Network(), "an address or network; absent = any", "")
+NEW_BAN = [
+    _BANNED_ADDRESS,
+    *(Field(name, Word(1, MAX_NAME), "absent = any", "") for name in ("username", "client_id")),
+    Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
+    Field("reason", Word(), "for lists and the log", ""),
+]
+BAN_KEY = [
+    _BANNED_ADDRESS,
+    *(Field(name, Word(1), "absent = any; of a long one its digest, as in the list", "") for name in ("username", "client_id")),
+]
 STREAM_NAME = Field("name", Word(1), "the name of a stream")
 
 
@@ -183,17 +209,6 @@ class Api:
         """All operations."""
         status, lists, content = Right.STATUS, Right.LIST, Right.CONTENT
         operate, administer = Right.OPERATE, Right.ADMINISTER
-        sort = Field("sort", Choice("client_id", *SORTS), "the order; with very many sessions, others than client_id are those "
-                     "of up to five minutes ago", "client_id")
-        topic = Field("topic", Topic(), "a topic name")
-        address = Field("address", Network(), "an address or network; absent = any", "")
-        banned = [address, *(Field(name, Word(1, MAX_NAME), "absent = any", "") for name in ("username", "client_id"))]
-        ban_key = [
-            address,
-            *(Field(name, Word(1), "absent = any; of a long one its digest, as in the list", "")
-              for name in ("username", "client_id")),
-        ]  # fmt: skip
-        of_protocol = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
         done = Answer("done")
         return [
             route("GET", "/access", self._sender, Right.NONE, "The sender of this request, and its rights", ACCESS,
@@ -224,12 +239,7 @@ class Api:
                         action="publish", tag="messages", errors=(409,)),
 
             route("GET", "/clients", self._clients, lists, "Clients and their sessions", page(CLIENT),
-                        [PREFIX, Field("contains", Word(), "client ids that contain this", ""),
-                         Field("username", Word(), "of this user", None),
-                         Field("connected", Boolean(), "connected ones, or others", None),
-                         Field("listener", Word(), "connected to this listener", None),
-                         Field("address", Network(), "connected from this address or network", ""),
-                         sort, Field("order", Choice("asc", "desc"), "ascending or descending", "asc"), LIMIT, CURSOR],
+                        [*CLIENT_FILTERS, LIMIT, CURSOR],
                         tag="clients", errors=(404,)),
             route("GET", "/clients/{client_id}", self._client, lists, "One client and its session", CLIENT_DETAIL,
                         [CLIENT_ID], tag="clients", errors=(404,)),
@@ -244,10 +254,9 @@ class Api:
                         done=done, action="delete_session", tag="clients", errors=(404,)),
 
             route("GET", "/subscriptions", self._subscriptions, lists, "Subscriptions to exactly a filter",
-                        page(SUBSCRIPTION), [Field("filter", Filter(True), "a topic filter, with $share/NAME/ or not"),
-                                             LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
+                        page(SUBSCRIPTION), [EXACT_FILTER, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
             route("GET", "/receivers", self._receivers, lists, "Subscriptions that get the messages of a topic",
-                        page(SUBSCRIPTION), [topic, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
+                        page(SUBSCRIPTION), [TOPIC, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
 
             route("GET", "/retained", self._retained, content, "Retained messages that match a filter",
                         page(MESSAGE), [Field("filter", Filter(), "a topic filter", "#"), LIMIT, CURSOR],
@@ -260,23 +269,22 @@ class Api:
                         page(LEVEL), [Field("parent", Word(), "the levels before; absent = none", None), LIMIT, CURSOR],
                         tag="messages", errors=(404,)),
             route("GET", "/retained/message", self._retained_message, content, "The retained message of a topic",
-                        MESSAGE, [topic], tag="messages", errors=(404,)),
+                        MESSAGE, [TOPIC], tag="messages", errors=(404,)),
             route("PUT", "/retained/message", self._set_retained, operate,
-                        "Publish a retained message in the name of the broker", record(recipients=INTEGER), [topic],
+                        "Publish a retained message in the name of the broker", record(recipients=INTEGER), [TOPIC],
                         body=message_fields(low=1), action="set_retained", tag="messages", errors=(409,)),
             route("DELETE", "/retained/message", self._delete_retained, operate,
-                        "Delete the retained message of a topic", None, [topic], done=done,
+                        "Delete the retained message of a topic", None, [TOPIC], done=done,
                         action="delete_retained", tag="messages", errors=(404, 409)),
 
-            route("GET", "/bans", self._bans, lists, "Bans in force", page(BAN), [of_protocol, LIMIT, CURSOR],
+            route("GET", "/bans", self._bans, lists, "Bans in force", page(BAN), [OF_PROTOCOL, LIMIT, CURSOR],
                         tag="bans", errors=(404,)),
             route("POST", "/bans", self._ban, operate,
                         "Ban clients of MQTT; those that are connected are disconnected", record(disconnected=INTEGER),
-                        body=[*banned, Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
-                              Field("reason", Word(), "for lists and the log", "")],
+                        body=NEW_BAN,
                         action="ban", tag="bans"),
             route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
-                        None, [of_protocol, *ban_key], done=done, action="lift_ban", tag="bans", errors=(404,)),
+                        None, [OF_PROTOCOL, *BAN_KEY], done=done, action="lift_ban", tag="bans", errors=(404,)),
 
             route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
                         "Consumers of a stream and their lag", record(items=array(CONSUMERS)), [STREAM_NAME],
@@ -471,7 +479,8 @@ class Api:
 
     async def _bans(self, call: Call) -> Any:
         if call["protocol"] == "http":
-            return self._http_bans(call)
+            assert self.http_bans is not None
+            return http_ban_page(self.http_bans, call)
         parts = decode_cursor(call["cursor"], int)
         runner, control = self._operations.runner, self._control
         cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open_bans))
@@ -479,31 +488,15 @@ class Api:
         items = (ban_json(ban, "mqtt") for ban in listed.bans)
         return page_of(items, encode_cursor(listed.cursor) if listed.cursor else None)
 
-    def _http_bans(self, call: Call) -> Any:
-        """Bans of HTTP senders, in the order of their addresses."""
-        assert self.http_bans is not None
-        after = decode_cursor(call["cursor"], str, str, str, str)
-        now = time.monotonic()
-        places = {(*ban.key, ban.cause): ban for ban in self.http_bans.banned(now)}
-        left = sorted(place for place in places if after is None or place > tuple(after))
-        shown = left[: call["limit"]]
-        found = (places[place] for place in shown)
-        views = (BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now) for ban in found)
-        following = encode_cursor(*shown[-1]) if len(shown) < len(left) else None
-        return page_of((ban_json(view, "http") for view in views), following)
-
     async def _ban(self, call: Call) -> Any:
-        if not (call["address"] or call["username"] or call["client_id"]):
-            raise RequestError(400, "address: a ban needs an address, a username or a client_id", "address")
+        check_new_ban(call)
         disconnected = await self._call(self._operations.runner.scan(
             self._control.ban, call["address"], call["username"], call["client_id"], call["seconds"], call["reason"]
         ))  # fmt: skip
         return {"disconnected": disconnected}
 
     async def _lift_ban(self, call: Call) -> None:
-        key = call["address"], call["username"], call["client_id"]
-        if not any(key):
-            raise RequestError(404, "a ban has an address, a username or a client_id")
+        key = ban_key(call)
         if call["protocol"] == "http":
             assert self.http_bans is not None
             lifted = self.http_bans.lift(*key)
@@ -586,6 +579,33 @@ def client_detail_json(detail: SessionDetail) -> Dict[str, Any]:
 def subscription_json(subscription: SubscriptionView) -> Dict[str, Any]:
     """A subscription as `SUBSCRIPTION` describes it."""
     return {**subscription._asdict(), "identifier": subscription.identifier or None}
+
+
+def check_new_ban(call: Call) -> None:
+    """Raise RequestError, 400, for a ban of all clients."""
+    if not (call["address"] or call["username"] or call["client_id"]):
+        raise RequestError(400, "address: a ban needs an address, a username or a client_id", "address")
+
+
+def ban_key(call: Call) -> Tuple[str, str, str]:
+    """The clients or senders of `BAN_KEY`. Raises RequestError, 404, for all of them."""
+    key = call["address"], call["username"], call["client_id"]
+    if not any(key):
+        raise RequestError(404, "a ban has an address, a username or a client_id")
+    return key
+
+
+def http_ban_page(bans: Bans, call: Call) -> Any:
+    """A page of the bans of HTTP senders, in the order of their addresses."""
+    after = decode_cursor(call["cursor"], str, str, str, str)
+    now = time.monotonic()
+    places = {(*ban.key, ban.cause): ban for ban in bans.banned(now)}
+    left = sorted(place for place in places if after is None or place > tuple(after))
+    shown = left[: call["limit"]]
+    found = (places[place] for place in shown)
+    views = (BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now) for ban in found)
+    following = encode_cursor(*shown[-1]) if len(shown) < len(left) else None
+    return page_of((ban_json(view, "http") for view in views), following)
 
 
 def ban_json(ban: BanView, protocol: str) -> Dict[str, Any]:

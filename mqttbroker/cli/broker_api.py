@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +101,10 @@ class BrokerApi:
             raise self._failure(error) from None
 
     def items(self, path: str, limit: int, **query: Any) -> tuple[list[Any], bool]:
-        """Up to ``limit`` items of a list, 0 = all; and whether there are more."""
+        """Up to ``limit`` items of a list, 0 = all; and whether there are more.
+
+        A line on stderr names each core of a cluster whose items are missing.
+        """
         found: list[Any] = []
         cursor: Optional[str] = None
         while True:
@@ -109,7 +113,11 @@ class BrokerApi:
             with self.as_expected():
                 found += page["items"]
                 cursor = page["next_cursor"]
+                missing = [f"shard {core['shard']} of {core['node'] or 'no node'}: {core['reason']}"
+                           for core in page.get("unanswered", ())]
             if cursor is None or (limit and len(found) >= limit):
+                for line in missing:
+                    print(f"mqttbroker: not in the list: {line}", file=sys.stderr)
                 return found, cursor is not None
 
     @contextmanager
