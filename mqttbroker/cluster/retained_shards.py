@@ -27,7 +27,7 @@ class ClusterRetained(RetainedShards):
     """Sets retained messages, or waits for the cores that do.
 
     ``own_end`` returns the offset behind the last committed record of the own log; ``changed`` is called with the topic of each
-    message that another core retains.
+    message that another core retains and that subscribers of this core get now.
     """
 
     def __init__(
@@ -67,6 +67,10 @@ class ClusterRetained(RetainedShards):
             gate.pending += 1
         self._broker.journal.wait_for_commit(CommitGate(partial(self._committed, shard, gate)))
 
+    def linked(self, topic: str) -> None:
+        if not self.kept_here(topic):
+            self._changed(topic)
+
     def _committed(self, shard: int, gate: Optional[Gate], failed: bool) -> None:
         """A message for a shard is in the own log, or its commit has failed."""
         self.uncommitted -= 1
@@ -103,7 +107,8 @@ class ClusterRetained(RetainedShards):
         """
         topic = message.topic
         if not self.kept_here(topic):
-            self._changed(topic)
+            if message.qos:
+                self._changed(topic)  # the bus routes it to the subscribers here; at QoS 0 the links have done that, or not
             return False
         publisher = self._broker.publisher
         if message.payload and publisher.retained_full(topic, message.size):

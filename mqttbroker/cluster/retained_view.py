@@ -135,7 +135,7 @@ class RetainedView(ReplaySources):
     # -- changes -----------------------------------------------------------------
 
     def changed(self, topic: str) -> None:
-        """A message that another core retains was routed to the subscribers of this one."""
+        """A message that another core retains was routed to the subscribers of this one, by the bus or from a link."""
         if self._requests:
             self._change += 1
             self._changes[topic] = self._change

@@ -23,6 +23,10 @@ class RetainedShards:
     def published(self, message: Message, gate: Optional[Gate]) -> None:
         """A message with RETAIN was published on this core; ``gate`` opens when the core that keeps it has stored it."""
 
+    @abstractmethod
+    def linked(self, topic: str) -> None:
+        """A message with RETAIN came over a link, and goes to the subscribers of this core."""
+
 
 class CommitGate(Gate):
     """A gate for a caller outside of the core: calls ``on_opened`` with whether a write failed."""

@@ -14,6 +14,9 @@ from support.shard_cores import ShardCores
 from mqttbroker.cluster import retained_pages, retained_shards, retained_view
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Suback, Subscribe, Subscription, Unsubscribe
 from mqttbroker.codec.properties import Properties
+from mqttbroker.core.core_link import LinkHandler, LinkReceiver, open_link
+from sessions.message import Message
+from sessions.session import Session
 from topic_matcher.filters import matches
 
 
@@ -21,6 +24,14 @@ from topic_matcher.filters import matches
 def cores(tmp_path: Path) -> Iterator[ShardCores]:
     with ShardCores(tmp_path) as cores:
         yield cores
+
+
+class NoCoreMessages(LinkReceiver):
+    def core_message(self, topic: bytes, payload: bytes) -> None:
+        raise AssertionError("a message of the core itself")
+
+    def shared_message(self, key: str, message: Message) -> None:
+        raise AssertionError("a message for a shared subscription")
 
 
 def subscribe(client: CoreClient, topic_filter: str, qos: int = 0, retain_handling: int = 0) -> dict[str, bytes]:
@@ -204,6 +215,48 @@ def test_a_message_that_is_replaced_while_a_page_is_on_its_way_is_not_sent(cores
     client.expect(Suback)
     got = [(packet.topic, packet.payload, packet.retain) for packet in client.arrived()]
     assert sorted(got) == sorted([(topic, b"new", False), (other, b"other", True)])
+
+
+def ask_for_a_page(cores: ShardCores, topic: str) -> CoreClient:
+    """A client of core 0 whose request for the retained message has gone to core 1."""
+    client = cores[0].connect("s")
+    cores[0].eager = False
+    client.send(Subscribe(1, [Subscription(topic, 1)]))
+    cores[0].settle_alone()
+    assert cores.sent
+    return client
+
+
+def test_a_page_with_a_newer_message_at_qos_0_is_sent_as_its_publisher_s_core_may_not_have_known_the_filter(cores: ShardCores) -> None:
+    """The logs deliver no message at QoS 0; the links do, from the moment at which the publisher's core knows the filter."""
+    topic = cores.topic(1)
+    publisher = cores[2].connect("p")
+    publisher.publish(topic, b"old", 1, retain=True)
+    client = ask_for_a_page(cores, topic)
+    cores[2].eager = cores[1].eager = False
+    publisher.send(Publish(topic, b"new", 0, True))
+    cores[2].settle_alone()
+    cores[1].read_logs()
+    cores[1].settle_alone()
+    cores._pass_on()  # the request, which is answered with the new message
+    cores[0].read_logs()
+    cores.settle()
+    client.expect(Suback)
+    assert retained(client) == {topic: b"new"}
+
+
+def test_a_message_at_qos_0_that_came_over_a_link_is_not_followed_by_an_older_one(cores: ShardCores) -> None:
+    topic = cores.topic(1)
+    cores[2].connect("p").publish(topic, b"old", 1, retain=True)
+    client = ask_for_a_page(cores, topic)
+    link = cores[0].client()
+    link.protocol.use_publish_handler(LinkHandler(cores[0].broker, link.connection, NoCoreMessages()))
+    open_link(link.connection, Session(cores[0].broker.context, 0, "core 2"))
+    link.send(Publish(topic, b"new", 0, True))
+    cores[0].eager = True
+    cores.settle()
+    client.expect(Suback)
+    assert [(packet.payload, packet.retain) for packet in client.arrived()] == [(b"new", False)]
 
 
 def test_a_page_has_what_the_asking_core_has_routed_before(cores: ShardCores) -> None:
