@@ -35,11 +35,17 @@ class ShardOwner:
     """One node and its shard 0 of ``topic``; ``say`` is called with each line."""
 
     def __init__(
-        self, bootstrap: list[str], topic: str, name: str, say: Callable[[str], None], lease: float = LEASE
+        self,
+        bootstrap: list[str],
+        topic: str,
+        name: str,
+        say: Callable[[str], None],
+        lease: float = LEASE,
+        append_timeout: float = APPEND_TIMEOUT,
     ) -> None:
         self.name = name
         self.patience = PATIENCE
-        self.kafka = KafkaLog({"bootstrap_servers": bootstrap}, topic, APPEND_TIMEOUT)
+        self.kafka = KafkaLog({"bootstrap_servers": bootstrap}, topic, append_timeout)
         self.ownership = Ownership(LogView(0, CLUSTER), owner_id(name), lease)
         self.reader: Optional[LogReader] = None
         self.log: Optional[ShardLog] = None
