@@ -36,10 +36,11 @@ class KafkaBrokers:
     def __init__(self, connection: Dict[str, Any], topic: str) -> None:
         self.topic = topic
         self.partitions = 0  # of the topic; 0 = not known
-        self.problem = ""  # what the brokers said of the topic last; "" if they know it
+        self.problem = ""  # why nothing is known of the topic, as of the last `refresh`
         self._security = {name: value for name, value in connection.items() if name != "bootstrap_servers"}
         self._bootstrap = [_address(server) for server in connection.get("bootstrap_servers", ())]
         self._addresses: Dict[int, Address] = {}  # by the number of the broker
+        self._known: Dict[int, Address] = {}  # the same, also of brokers that have left
         self._leaders: Dict[int, int] = {}  # by partition; those that are known
         self._connections: Dict[Tuple[Address, str], AIOKafkaConnection] = {}
         self._opening: Dict[Tuple[Address, str], asyncio.Task[AIOKafkaConnection]] = {}
@@ -86,27 +87,35 @@ class KafkaBrokers:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
         answers: List[Any] = []
+        reason = ""
         while waiting:
             timeout = OTHERS_WAIT if answers else None
             done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-            answers += [answer for task in done if (answer := task.result()) is not None]
+            for task in done:
+                if isinstance(found := task.result(), Exception):
+                    reason = f": {found}"
+                else:
+                    answers.append(found)
             if answers and not done:
                 break
         if answers:
             self._use(answers)
+        else:
+            self.problem = f"no Kafka broker answers{reason}"
         return bool(answers)
 
     async def _metadata(self, address: Address) -> Any:
-        """The answer of a broker; None if there is none."""
+        """What a broker says, or why it says nothing."""
         try:
             answer = await self._ask(address, ASKS, MetadataRequest([self.topic], False), ASK_TIMEOUT)
-        except (KafkaError, OSError):
-            return None
-        return answer if answer.brokers else None
+        except (KafkaError, OSError) as error:
+            return error
+        return answer if answer.brokers else KafkaConnectionError(f"{address[0]}:{address[1]}: knows no Kafka broker")
 
     def _use(self, answers: List[Any]) -> None:
         """Of brokers that differ, most are right: one that is cut off from the others is behind."""
         self._addresses = {number: (host, port) for answer in answers for number, host, port, *_ in answer.brokers}
+        self._known.update(self._addresses)
         votes: Dict[int, Counter[int]] = {}
         problems = []
         for answer in answers:
@@ -136,8 +145,8 @@ class KafkaBrokers:
         return await self._ask(self._address(broker), purpose, request, timeout)
 
     def give_up(self, broker: int, purpose: str) -> None:
-        """Close the connection to a broker: requests under way fail."""
-        address = self._addresses.get(broker)
+        """Close the connection to a broker, which may have left: requests under way fail."""
+        address = self._known.get(broker)
         connection = None if address is None else self._connections.pop((address, purpose), None)
         if connection is not None:
             connection.close(reason=CloseReason.CONNECTION_TIMEOUT)

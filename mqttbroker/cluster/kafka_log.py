@@ -86,7 +86,7 @@ class KafkaLog:
         if brokers.partitions:
             return brokers.partitions
         await brokers.close()
-        raise LogFailure(f"{self.topic}: {brokers.problem or 'no Kafka broker answers'}")
+        raise LogFailure(f"{self.topic}: {brokers.problem}")
 
     async def stop(self) -> None:
         """Close all connections; appends under way are reported as unknown."""

@@ -315,6 +315,8 @@ class KafkaStore:
         starts: Dict[int, int] = {}
         while self._prepare is not None and shard not in starts:
             starts = await kafka.starts([shard])
+            if self._stop.is_set():
+                raise StoreError("the store was stopped before it was open")
             if shard not in starts:
                 await asyncio.sleep(CONNECT_RETRY)
 

@@ -37,6 +37,7 @@ class FakeKafka:
         self.starts = [0] * partitions
         self.isolated: set[int] = set()
         self.refused: set[int] = set()  # nothing listens
+        self.fenced: set[int] = set()  # the controller has left them
         self.behind: Dict[int, Dict[int, int]] = {}  # the leaders that a broker believes in
         self.hears = True  # False: appends are stored, and not answered
         self.opened: List[int] = []
@@ -158,7 +159,7 @@ class FakeConnection:
     async def _metadata(self, request: Any) -> Any:
         kafka = self._kafka
         leaders = kafka.behind.get(self._number, kafka.leaders)
-        brokers = [(number, "fake", number, None) for number in kafka.numbers]
+        brokers = [(number, "fake", number, None) for number in kafka.numbers if number not in kafka.fenced]
         if request.topics != [TOPIC]:
             return SimpleNamespace(brokers=brokers, topics=[(3, request.topics[0], False, [])])
         partitions = [(0, partition, leader, [], [], []) for partition, leader in leaders.items()]
