@@ -146,11 +146,21 @@ class KafkaBroker:
 class LocalKafka:
     """Brokers with the numbers 1 to ``count``, their files in ``directory``. Starts with ``with``.
 
-    ``places`` has one for each broker; without it they are all on the loopback address.
+    ``places`` has one for each broker; without it they are all on the loopback address. Clients and brokers speak ``protocol``, which needs
+    ``settings``. ``formatting`` are arguments of the tool that makes the brokers' files.
     """
 
-    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = ()) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        count: int = 3,
+        places: Sequence[Place] = (),
+        protocol: str = "PLAINTEXT",
+        settings: Sequence[str] = (),
+        formatting: Sequence[str] = (),
+    ) -> None:
         self.directory = directory
+        self._formatting = formatting
         places = places or [Place()] * count
         class_path = kafka_class_path()
         ports = free_ports(2 * count)
@@ -160,14 +170,16 @@ class LocalKafka:
         self.brokers: list[KafkaBroker] = []
         for number, place in enumerate(places):
             host = place.host
-            settings = directory / f"broker-{number + 1}.properties"
+            path = directory / f"broker-{number + 1}.properties"
             copies = min(3, count)
-            settings.write_text("\n".join([
+            path.write_text("\n".join([
                 f"node.id={number + 1}",
                 "process.roles=broker,controller",
-                f"listeners=PLAINTEXT://{host}:{ports[number]},CONTROLLER://{host}:{ports[count + number]}",
-                f"advertised.listeners=PLAINTEXT://{host}:{ports[number]}",
+                f"listeners={protocol}://{host}:{ports[number]},CONTROLLER://{host}:{ports[count + number]}",
+                f"advertised.listeners={protocol}://{host}:{ports[number]}",
                 "controller.listener.names=CONTROLLER",
+                f"listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
+                f"inter.broker.listener.name={protocol}",
                 f"controller.quorum.voters={voters}",
                 f"log.dirs={directory / f'broker-{number + 1}'}",
                 "auto.create.topics.enable=false",
@@ -188,13 +200,14 @@ class LocalKafka:
                 "num.io.threads=2",
                 "log.cleaner.dedupe.buffer.size=2097152",
                 "log.segment.bytes=16777216",
+                *settings,
             ]) + "\n", encoding="utf-8")
-            self.brokers.append(KafkaBroker(number + 1, place, ports[number], settings, class_path))
+            self.brokers.append(KafkaBroker(number + 1, place, ports[number], path, class_path))
 
     def __enter__(self) -> LocalKafka:
         formatting = [
             broker.tool(
-                "kafka.tools.StorageTool", "format", "-t", FORMAT_ID, "-c", str(broker.settings)
+                "kafka.tools.StorageTool", "format", "-t", FORMAT_ID, "-c", str(broker.settings), *self._formatting
             )
             for broker in self.brokers
         ]

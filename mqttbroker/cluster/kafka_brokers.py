@@ -105,7 +105,7 @@ class KafkaBrokers:
         return bool(answers)
 
     async def _metadata(self, address: Address) -> Any:
-        """What a broker says, or why it says nothing."""
+        """The answer of a broker, or the error in its place."""
         try:
             answer = await self._ask(address, ASKS, MetadataRequest([self.topic], False), ASK_TIMEOUT)
         except (KafkaError, OSError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Union
+from typing import Annotated, Final, Union
 
 import msgspec
 
@@ -26,9 +26,9 @@ PERSISTENT: Final = 4
 class MemberState(msgspec.Struct, array_like=True, frozen=True):
     """A member of a shared subscription: CRC-32 of its client id, flags, and its unacknowledged messages."""
 
-    client_id_hash: int
-    flags: int
-    load: int
+    client_id_hash: Annotated[int, msgspec.Meta(ge=0, le=0xFFFFFFFF)]
+    flags: Annotated[int, msgspec.Meta(ge=0, le=255)]
+    load: Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
 class Change(msgspec.Struct, array_like=True, frozen=True):
@@ -71,5 +71,5 @@ def decode(payload: bytes) -> LinkMessage:
     try:
         message: LinkMessage = _decode(payload)
         return message
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise MQTTError(PROTOCOL_ERROR, f"not a message of a link: {error}") from None

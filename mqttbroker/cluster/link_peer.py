@@ -26,6 +26,7 @@ from mqttbroker.cluster.link_messages import (
     decode,
     encode,
 )
+from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.frames import encode_publish
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR, MQTTError
 from mqttbroker.core.broker import Broker
@@ -269,7 +270,7 @@ class Peer(LinkReceiver):
 
     def core_message(self, topic: bytes, payload: bytes) -> None:
         if topic != TOPIC:
-            self._owner.peer_message(self.shard, topic.decode("utf-8"), payload)
+            self._owner.peer_message(self.shard, text_of(topic), payload)
             return
         message = decode(payload)
         if isinstance(message, Update):

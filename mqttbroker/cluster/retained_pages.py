@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Dict, Final, List, Tuple
+from typing import Annotated, Dict, Final, List, Tuple
 
 import msgspec
 
@@ -22,11 +22,15 @@ from sessions.message import Message
 from sessions.retained import SortedScan
 
 READ_AT_ONCE: Final = 64  # topics
+LARGEST_PAGE: Final = 65_536  # bytes of messages that a core may ask for at once
+MAX_ASKED: Final = 256  # requests of one core that are not answered; further ones are dropped
 ANSWER_WITHIN: Final = 5.0  # seconds until a request is forgotten; the other core asks again before
 
 log = logging.getLogger("mqttbroker.cluster")
 
-Row = Tuple[str, bytes, int, bytes, str, int, int]
+_QoS = Annotated[int, msgspec.Meta(ge=0, le=2)]
+_Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # microseconds
+Row = Tuple[str, bytes, _QoS, bytes, str, _Time, _Time]
 
 
 class PageRequest(msgspec.Struct, array_like=True):
@@ -102,9 +106,12 @@ class RetainedPages(LongWork):
         """A request came from the core of a shard."""
         try:
             request = decode_request(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("event=bad_request from_shard=%d reason=%s", shard, error)
             return
+        if sum(answer.shard == shard for answer in self._answers) >= MAX_ASKED:
+            return
+        request.size = min(request.size, LARGEST_PAGE)
         until = self._broker.outbound.clock.monotonic + ANSWER_WITHIN
         scan = self._broker.retained.sorted_scan(request.topic_filter, request.after)
         self._answers.append(_Answer(shard, request, scan, until))

@@ -218,7 +218,7 @@ class RetainedView(ReplaySources):
         """A page came from the core of a shard."""
         try:
             page = decode_page(body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             log.warning("event=bad_answer from_shard=%d reason=%s", shard, error)
             return
         request = self._requests.get(page.number)

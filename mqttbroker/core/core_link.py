@@ -11,7 +11,7 @@ from typing import Final, List, Optional
 
 from mypy_extensions import i64, mypyc_attr
 
-from mqttbroker.codec.data_types import decode_varint
+from mqttbroker.codec.data_types import decode_utf8, decode_varint
 from mqttbroker.codec.frames import TWO_BYTES, encode_publish
 from mqttbroker.codec.properties import PublishProperties, decode_publish_properties
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, MQTTError
@@ -140,14 +140,14 @@ class LinkHandler(PublishHandler):
         if topic != SHARED_TOPIC:
             self.receiver.core_message(topic, payload)
             return
-        start: i64 = 2 + int.from_bytes(payload[:2], "big")
-        key = payload[2:start].decode("utf-8")
-        first: int = payload[start]
-        _, position = decode_varint(payload, start + 1, len(payload))
-        body: i64 = position
-        topic_end: i64 = body + 2 + ((payload[body] << 8) | payload[body + 1])
-        properties = decode_publish_properties(payload, topic_end, len(payload))
-        inner = payload[body + 2 : topic_end].decode("utf-8")
+        size: i64 = len(payload)
+        key, start = decode_utf8(payload, 0, size)
+        if start >= size:
+            raise MQTTError(MALFORMED_PACKET, "no message for a member of a shared subscription")
+        first: i64 = payload[start]
+        _, body = decode_varint(payload, start + 1, size)
+        inner, topic_end = decode_utf8(payload, body, size)
+        properties = decode_publish_properties(payload, topic_end, size)
         now: i64 = self.connection.outbound.clock.now
         expires_at: i64 = now + properties.message_expiry * 1_000_000 if properties.message_expiry >= 0 else 0
         message = Message(

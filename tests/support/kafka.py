@@ -20,9 +20,9 @@ __all__ = ["KafkaBroker", "KafkaCluster", "Place", "free_ports"]
 class KafkaCluster(LocalKafka):
     """`LocalKafka`, whose topics can be made and looked at."""
 
-    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = ()) -> None:
+    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = (), **security: Any) -> None:
         try:
-            super().__init__(directory, count, places)
+            super().__init__(directory, count, places, **security)
         except KafkaMissing as missing:
             pytest.skip(str(missing))
 

@@ -30,6 +30,9 @@ TARGETS = {
     "http": "http.Http",
     "topics": "topics.Topics",
     "jwt": "tokens.Tokens",
+    "link-lines": "cluster_links.Lines",
+    "link-frames": "cluster_links.Frames",
+    "link-messages": "cluster_links.Messages",
 }
 
 
