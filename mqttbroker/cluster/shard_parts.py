@@ -292,16 +292,6 @@ class ShardCore:
     async def _listen(self, scheduler: FlushScheduler, links: Links) -> None:
         """Accept links of other cores, and later those of workers."""
         cluster = self._settings.cluster
-        cluster_id = self._setup.cluster.hex()
-
-        def check(hello: Hello) -> str:
-            if hello.kind == WORKER and not self._accepts:
-                return f"shard {self.shard} is not served yet"
-            if hello.kind == WORKER and len(self._links_of_clients) >= MAX_WORKER_LINKS:
-                return f"shard {self.shard} has links of {MAX_WORKER_LINKS} workers, and takes no more"
-            if hello.kind == CORE and hello.from_shard not in range(self.shard + 1, self._shards.count):
-                return f"a link from shard {hello.from_shard}, which shard {self.shard} opens or which there is not"
-            return difference(hello, cluster_id, self.shard, self._setup.digest, self._listener_names)
 
         def worker(hello: Hello) -> Link:
             link = JoinedClients(self._listeners, scheduler, hello.node, most_sockets(), self._links_of_clients).link
@@ -310,10 +300,21 @@ class ShardCore:
 
         tls = server_context(cluster.link_cafile, cluster.link_certfile, cluster.link_keyfile)
         server = self._server = LinkServer(
-            cluster.link_host, link_port(cluster.link_port, self.shard), tls, self._setup.link_key, check,
+            cluster.link_host, link_port(cluster.link_port, self.shard), tls, self._setup.link_key, self._refusal,
             {WORKER: worker, CORE: links.accept},
         )  # fmt: skip
         await server.start()
+
+    def _refusal(self, hello: Hello) -> str:
+        """Why there is no link with this first line; "" if there can be one."""
+        own, count = self.shard, self._shards.count
+        if hello.kind == WORKER and not self._accepts:
+            return f"shard {own} is not served yet"
+        if hello.kind == WORKER and len(self._links_of_clients) >= MAX_WORKER_LINKS:
+            return f"shard {own} has links of {MAX_WORKER_LINKS} workers, and takes no more"
+        if hello.kind == CORE and hello.from_shard not in range(own + 1, count):
+            return f"a link from shard {hello.from_shard}, which shard {own} opens or which there is not"
+        return difference(hello, self._setup.cluster.hex(), own, self._setup.digest, self._listener_names)
 
     async def accept(self, listeners: Sequence[OpenListener], scheduler: FlushScheduler) -> None:
         self._listeners = listeners

@@ -440,3 +440,18 @@ def test_every_subscriber_ends_with_the_last_message_of_each_topic(cores: ShardC
         expected = {topic: version for topic, version in final.items() if matches(watcher.filter, topic)}
         assert watcher.seen == expected, watcher.filter
     assert all(not core.broker.replays._active and not core.messages._view._requests for core in cores.cores)
+
+
+def test_a_core_answers_a_bounded_number_of_requests_of_another_one(cores: ShardCores, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And none for a page of any size."""
+    monkeypatch.setattr(retained_pages, "MAX_ASKED", 5)
+    asked = retained_pages.PageRequest(1, "#", "", 1 << 40, {1: 1 << 40})
+    for _ in range(10):
+        for shard in (1, 2):
+            cores[0].messages.handle(shard, "$core/retained/request", retained_pages.encode(asked))
+    answers = cores[0].messages._pages._answers
+    assert [answer.shard for answer in answers].count(1) == [answer.shard for answer in answers].count(2) == 5
+    assert {answer.request.size for answer in answers} == {retained_pages.LARGEST_PAGE}
+    cores.advance(2 * retained_pages.ANSWER_WITHIN)
+    cores.settle()
+    assert not cores[0].messages._pages._answers
