@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import tomllib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import trustme
 from aiokafka.admin import AIOKafkaAdminClient
-from support.broker_process import BrokerProcess
+from support.broker_process import BrokerProcess, to_toml
 from support.cluster_nodes import ClusterNodes, children
 from support.raw_client import RawClient
 from support.secured_kafka import SecuredKafka
@@ -74,15 +75,11 @@ def cluster(kafka: SecuredKafka, files: Files) -> Iterator[ClusterNodes]:
     common = {"allow_anonymous": True, "log": {"level": "debug"}}
     nodes = ClusterNodes(
         kafka, 2, SHARDS, common, replication=1, min_insync_replicas=1, **security(kafka, files, "node-1")
-    )  # fmt: skip
+    )
     second = nodes.nodes[1].config
-    text = second.read_text(encoding="utf-8")
-    for key in ("sasl_mechanism", "sasl_username", "sasl_password"):
-        values = [security(kafka, files, node)[key] for node in ("node-1", "node-2")]
-        old, new = (f"{key} = {json.dumps(value)}" for value in values)
-        assert old in text
-        text = text.replace(old, new)
-    second.write_text(text, encoding="utf-8")
+    settings = tomllib.loads(second.read_text(encoding="utf-8"))
+    settings["cluster"] |= security(kafka, files, "node-2")
+    second.write_text(to_toml(settings), encoding="utf-8")
     with nodes:
         yield nodes
 
