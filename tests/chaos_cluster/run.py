@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -221,17 +221,14 @@ class Run:
                     with suppress(KafkaError):  # the next time
                         await self._read_logs()
             await self._wait_for_acknowledgements(time.monotonic())
-            for task in (*working, *living):
-                task.cancel()
-            await asyncio.wait(living)
+            await end([*working, *living])
             for mortal in self.mortals:
                 await mortal.finish()
             self.broker.finishing.set()
             await asyncio.gather(*following)
             connected = [group.create_task(client.stay_connected(self.broker)) for client in self.persistent]
             await self._wait_until_complete()
-            for task in connected:
-                task.cancel()
+            await end(connected)
         for reader in self.readers:
             await reader.check(self.broker)
         for client in self.persistent:
@@ -365,6 +362,15 @@ class Run:
             f"  {self.logs.summary()}",
         ]
         return "\n".join(lines) + f"\n\n{table(record)}\n\n{self.outages.table()}"
+
+
+async def end(tasks: Sequence[asyncio.Task[None]]) -> None:
+    """Cancel tasks until they end: `asyncio.wait_for` of Python 3.11 forgets a cancellation when its future is done."""
+    left = set(tasks)
+    while left:
+        for task in left:
+            task.cancel()
+        _, left = await asyncio.wait(left, timeout=IDLE)
 
 
 def node_place(number: int) -> str:
