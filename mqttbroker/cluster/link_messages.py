@@ -40,14 +40,15 @@ class Change(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Update(msgspec.Struct, array_like=True, frozen=True, tag="update"):
-    """Changes of the sender's filters, in order; answered by `Done`."""
+    """Changes of the sender's filters, in order; answered by `Done`. None = the sender asks for that answer alone."""
 
     number: int
     changes: tuple[Change, ...]
 
 
 class Done(msgspec.Struct, array_like=True, frozen=True, tag="done"):
-    """The changes of an `Update` are in force, and stored where that is needed."""
+    """The changes of an `Update` are in force, and stored where that is needed. All messages with RETAIN that were published before and
+    belong to other cores are in the log."""
 
     number: int
 

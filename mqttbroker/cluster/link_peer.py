@@ -219,6 +219,14 @@ class Peer(LinkReceiver):
             announcement.expect()
             self._changes.append(announcement)
 
+    def settle(self, announcement: Announcement) -> None:
+        """Have an announcement wait until what was retained on the other core before is in its log."""
+        if self.connection is not None:
+            announcement.expect()
+            self._number += 1
+            self._unanswered.append((self._number, [announcement]))
+            self._say(Update(self._number, ()))
+
     def flush(self) -> None:
         """Send changes."""
         while self._changes and self.connection is not None:
@@ -290,7 +298,9 @@ class Peer(LinkReceiver):
         for change in update.changes:
             stored = self._apply(change) or stored
         number, connection = update.number, self.connection
-        if not stored or not journal.gated:
+        retained = self._broker.publisher.retained_shards
+        waits = stored or (retained is not None and not retained.all_in_log())
+        if not waits or not journal.gated:
             self._say(Done(number))
             return
 

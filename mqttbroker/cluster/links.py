@@ -258,6 +258,18 @@ class Links:
         self._announced.add([each for each in filters if is_told(each)], self._loop.time())
         self._wait_for_peers(done)
 
+    def after_retained(self, done: Callable[[], object]) -> None:
+        """Call ``done`` when all messages with RETAIN that were published on other cores before are in their logs, and those at QoS 0 that
+        come over links from now on were published later. Cores without a link are not waited for, silent ones for a while."""
+        announcement = Announcement(done)
+        heard_after = self._loop.time() - self._timeout
+        for peer in self._peers.values():
+            if not peer.silent_since(heard_after):
+                peer.settle(announcement)
+        if announcement.waits:
+            announcement.timer = self._loop.call_later(self._timeout, announcement.finish)
+        announcement.answered()
+
     def send(self, shard: int, topic: str, payload: bytes) -> bool:
         """Send the core of a shard a message; false if there is no link to it."""
         peer = self._peers.get(shard)

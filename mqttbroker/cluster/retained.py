@@ -22,12 +22,16 @@ class Links(Protocol):
     def send(self, shard: int, topic: str, payload: bytes) -> bool:
         """Send the core of a shard a message at QoS 0; false if there is no link to it."""
 
+    def after_retained(self, done: Callable[[], object]) -> None:
+        """Call ``done`` when all messages with RETAIN that were published on other cores before are in their logs."""
+
 
 class RetainedMessages:
     """The retained messages of the topics of the shard ``own``, and the way to those of the others.
 
     To be made before the stored rows are restored. ``position(shard)`` is the offset up to which the bus has routed the log
-    of another shard, ``own_end()`` the one behind the last committed record of the own log.
+    of another shard, ``own_end()`` the one behind the last committed record of the own log; ``find_ends(done)`` looks for the ends of
+    all logs of other shards, and gives them to ``done`` by log.
     """
 
     def __init__(
@@ -38,12 +42,19 @@ class RetainedMessages:
         links: Links,
         position: Callable[[int], int],
         own_end: Callable[[], int],
+        find_ends: Callable[[Callable[[Dict[int, int]], None]], object],
     ) -> None:
         def positions() -> Dict[int, int]:
             return {shard: own_end() if shard == own else position(shard) for shard in range(shards.count)}
 
         self._view = RetainedView(
-            broker, shards, own, positions, self._uncommitted, lambda shard, body: links.send(shard, REQUEST, body)
+            broker,
+            shards,
+            own,
+            positions,
+            lambda done: links.after_retained(lambda: find_ends(done)),
+            self._uncommitted,
+            lambda shard, body: links.send(shard, REQUEST, body),
         )
         self._pages = RetainedPages(
             broker, shards, own, position, own_end, lambda shard, body: links.send(shard, ANSWER, body)

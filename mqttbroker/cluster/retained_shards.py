@@ -71,6 +71,9 @@ class ClusterRetained(RetainedShards):
         if not self.kept_here(topic):
             self._changed(topic)
 
+    def all_in_log(self) -> bool:
+        return self.uncommitted == 0
+
     def _committed(self, shard: int, gate: Optional[Gate], failed: bool) -> None:
         """A message for a shard is in the own log, or its commit has failed."""
         self.uncommitted -= 1

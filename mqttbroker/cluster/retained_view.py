@@ -88,7 +88,8 @@ def _same(one: Message, other: Message) -> bool:
 class RetainedView(ReplaySources):
     """Opens the retained messages of a filter.
 
-    ``positions`` returns the offset up to which this core has routed the log of each other shard, and its own one's end,
+    ``positions`` returns the offset up to which this core has routed the log of each other shard, and its own one's end, ``find_ends``
+    gives the ends of the other logs, with everything that was retained before, to its argument, at once or later;
     ``uncommitted`` whether messages for other cores are not in its log yet; ``send`` hands a request to the core of a shard, and returns whether it is linked.
     """
 
@@ -98,6 +99,7 @@ class RetainedView(ReplaySources):
         shards: Shards,
         own: int,
         positions: Callable[[], Dict[int, int]],
+        find_ends: Callable[[Callable[[Dict[int, int]], None]], object],
         uncommitted: Callable[[], bool],
         send: Callable[[int, bytes], bool],
     ) -> None:
@@ -105,6 +107,9 @@ class RetainedView(ReplaySources):
         self.shards = shards
         self.own = own
         self._positions = positions
+        self._find_ends = find_ends
+        self._first: List[_Request] = []  # requests for the first page of a source
+        self._finding = False
         self._uncommitted = uncommitted
         self._send = send
         self._queue: Deque[_Source] = deque()  # sources that wait for one of `MAX_REQUESTS`
@@ -187,11 +192,36 @@ class RetainedView(ReplaySources):
                 continue
             self._number += 1
             request = self._requests[self._number] = _Request(self._number, source, self._change)
-            if self._uncommitted():
-                # The other core can read what this one has routed, when it is in the log.
-                self.broker.journal.wait_for_commit(CommitGate(partial(self._send_request, request)))
+            if source.ends is None:
+                self._first.append(request)
             else:
-                self._send_request(request)
+                self._commit_first(request)
+        self._find_next()
+
+    def _find_next(self) -> None:
+        """Look for the ends of the logs for all new sources together.
+
+        A message at QoS 0 goes over a link to this core only if the publisher's core knew the filter, and to a subscription only if that
+        was there when it came. Any older one must be in the first page, so the core that keeps it has to have read it.
+        """
+        if self._first and not self._finding:
+            requests, self._first = self._first, []
+            self._finding = True
+            self._find_ends(partial(self._found_ends, requests))
+
+    def _found_ends(self, requests: List[_Request], ends: Dict[int, int]) -> None:
+        self._finding = False
+        for request in requests:
+            request.source.ends = ends
+            self._commit_first(request)
+        self._find_next()
+
+    def _commit_first(self, request: _Request) -> None:
+        """Send a request, when what this core has routed is in its log: else the other core cannot read it."""
+        if self._uncommitted():
+            self.broker.journal.wait_for_commit(CommitGate(partial(self._send_request, request)))
+        else:
+            self._send_request(request)
 
     def _send_request(self, request: _Request, failed: bool = False) -> None:
         """Send a request to the core of one of the shards that are left."""
@@ -200,6 +230,8 @@ class RetainedView(ReplaySources):
             return
         if not source.closed:
             needed = self._positions()
+            for shard, end in (source.ends or {}).items():
+                needed[shard] = max(needed[shard], end)
             size = PAGE_BYTES if self.held_bytes < MUCH_MEMORY else SMALL_PAGE_BYTES
             for shard, after in source.left.items():
                 if self._send(shard, encode(PageRequest(request.number, source.topic_filter, after, size, needed))):
@@ -282,6 +314,7 @@ class _Source(ReplaySource):
         self.topic_filter = topic_filter
         self.left = left
         self.closed = False
+        self.ends: Optional[Dict[int, int]] = None  # of other logs, which the first page must have
         self._view = view
         self._scan = scan
         self._page: List[Message] = []  # the last one

@@ -193,7 +193,7 @@ class ShardCore:
             self._settings.cluster.link_buffer,
         )
         retained = self._retained = RetainedMessages(
-            broker, self._shards, self.shard, links, self._position, lambda: self.store.own_end
+            broker, self._shards, self.shard, links, self._position, lambda: self.store.own_end, self._find_ends
         )
         links.user = retained
 

@@ -27,6 +27,10 @@ class RetainedShards:
     def linked(self, topic: str) -> None:
         """A message with RETAIN came over a link, and goes to the subscribers of this core."""
 
+    @abstractmethod
+    def all_in_log(self) -> bool:
+        """Whether all messages that were published here and belong to other cores are in this core's log."""
+
 
 class CommitGate(Gate):
     """A gate for a caller outside of the core: calls ``on_opened`` with whether a write failed."""

@@ -6,6 +6,7 @@ Packets of clients come and go as in `support.core`. A commit of a core is in it
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -117,10 +118,19 @@ class ShardCore(Core):
             self,
             lambda shard: self.bus.position(shard),
             lambda: len(self.records),
+            lambda done: done({shard: len(log) for shard, log in enumerate(self.cluster.logs) if shard != self.shard}),
         )
         self.bus = Bus(
             self.broker, self.shard, self.cluster.shards.count, dict(self.marks), _Receiver(self), lambda log, size: None
         )
+
+    def after_retained(self, done: Callable[[], object]) -> None:
+        """All cores have committed what was published there."""
+        for core in self.cluster.cores:
+            if core is not self:
+                while core.commit():
+                    pass
+        done()
 
     @property
     def records(self) -> list[bytes]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Optional
 
 import pytest
 from support.core import wait_until
 from support.linked_cores import LinkedClient, LinkedCores
+from support.patience import PATIENCE
 from support.properties import properties_of
 
 from mqttbroker.cluster import link_peer, links
@@ -21,6 +24,8 @@ from mqttbroker.codec.packets import Publish
 from mqttbroker.config.settings import Limits
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.core.publisher import BUS
+from mqttbroker.core.retained_shards import RetainedShards
+from sessions.journal import Gate
 from sessions.message import Message
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED
 
@@ -279,6 +284,38 @@ def test_an_update_has_not_all_members_of_a_very_large_group(cores: LinkedCores,
     for number in range(10):
         publisher.publish("t", b"%d" % number)
     assert sorted(one.payload for taken in drain(cores, *members) for one in taken) == [b"%d" % n for n in range(10)]
+
+
+class Uncommitted(RetainedShards):
+    """Messages with RETAIN that were published on a core and are not in its log."""
+
+    def kept_here(self, topic: str) -> bool:
+        return False
+
+    def published(self, message: Message, gate: Optional[Gate]) -> None:
+        raise AssertionError("nothing is published")
+
+    def linked(self, topic: str) -> None:
+        raise AssertionError("nothing comes over a link")
+
+    def all_in_log(self) -> bool:
+        return False
+
+
+def test_a_core_says_when_what_was_retained_on_it_is_in_its_log(cores: LinkedCores, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = cores.cores[1]
+    submit, held = other.store.submit, []
+    monkeypatch.setattr(other.store, "submit", held.append)
+    done = threading.Event()
+    cores.look(lambda: cores.cores[0].links.after_retained(done.set))
+    assert done.wait(PATIENCE) and not held
+    other.broker.publisher.retained_shards = Uncommitted()
+    done.clear()
+    cores.look(lambda: cores.cores[0].links.after_retained(done.set))
+    wait_until(lambda: held)
+    assert not done.is_set()
+    cores.look(lambda: submit(held[0]))
+    assert done.wait(PATIENCE)
 
 
 def test_an_announced_filter_is_forgotten_if_nobody_subscribes() -> None:

@@ -245,6 +245,25 @@ def test_a_page_with_a_newer_message_at_qos_0_is_sent_as_its_publisher_s_core_ma
     assert retained(client) == {topic: b"new"}
 
 
+def test_the_first_page_has_what_was_published_before_it_was_asked_for(cores: ShardCores) -> None:
+    """Also what was not in a log when the subscription came: a message at QoS 0 may have been published before its core knew the filter."""
+    topic = cores.topic(1)
+    publisher = cores[2].connect("p")
+    publisher.publish(topic, b"old", 1, retain=True)
+    client = cores[0].connect("s")
+    for core in cores.cores:
+        core.eager = False
+    publisher.send(Publish(topic, b"new", 0, True))
+    client.send(Subscribe(1, [Subscription(topic, 1)]))
+    cores[0].settle_alone()
+    cores._pass_on()
+    cores[1].settle_alone()
+    assert not cores.sent, "the answer waits until the core has read the message"
+    cores.settle()
+    client.expect(Suback)
+    assert retained(client) == {topic: b"new"}
+
+
 def test_a_message_at_qos_0_that_came_over_a_link_is_not_followed_by_an_older_one(cores: ShardCores) -> None:
     topic = cores.topic(1)
     cores[2].connect("p").publish(topic, b"old", 1, retain=True)
