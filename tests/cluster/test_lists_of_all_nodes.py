@@ -104,6 +104,16 @@ def test_a_ban_is_in_force_at_all_nodes_until_it_is_lifted(nodes: ClusterNodes, 
         assert again.connect(name).reason_code == 0
 
 
+def test_a_ban_follows_a_shard_to_its_next_owner(nodes: ClusterNodes) -> None:
+    request(nodes, 0, "POST", "/bans", {"username": "eve", "seconds": 3600})
+    shard, owner = next((one["shard"], one["owner"]) for one in request(nodes, 0, "GET", "/cluster")["shards"])
+    request(nodes, 0, "POST", "/cluster/move", {"shard": shard, "node": "node-1" if owner != "node-1" else "node-2"})
+    wait_until(lambda: request(nodes, 0, "GET", "/cluster")["shards"][shard]["owner"] != owner)
+    nodes.wait_until_ready()
+    wait_until(lambda: [ban["username"] for ban in request(nodes, 2, "GET", f"/cluster/shards/{shard}/bans")["items"]] == ["eve"])
+    request(nodes, 1, "DELETE", "/bans", username="eve")
+
+
 def test_each_node_has_the_api_of_each_core(nodes: ClusterNodes, devices: dict[str, RawClient]) -> None:
     for shard in range(SHARDS):
         own = [name for name in NAMES if shard_of(name, SHARDS) == shard]
@@ -116,12 +126,12 @@ def test_each_node_has_the_api_of_each_core(nodes: ClusterNodes, devices: dict[s
 
 def test_cores_of_a_node_that_does_not_answer_are_named(nodes: ClusterNodes, devices: dict[str, RawClient]) -> None:
     stopped = nodes.nodes[2]
-    (shard,) = (one["shard"] for one in request(nodes, 0, "GET", "/cluster")["shards"] if one["owner"] == "node-3")
+    owned = [one["shard"] for one in request(nodes, 0, "GET", "/cluster")["shards"] if one["owner"] == "node-3"]
     os.kill(stopped.pid, signal.SIGSTOP)
     try:
         page = request(nodes, 0, "GET", "/clients", prefix="device/")
     finally:
         os.kill(stopped.pid, signal.SIGCONT)
-    assert page["unanswered"] == [{"shard": shard, "node": "node-3", "reason": "no answer within 5 s"}]
-    assert [item["client_id"] for item in page["items"]] == [name for name in NAMES if shard_of(name, SHARDS) != shard]
+    assert page["unanswered"] == [{"shard": shard, "node": "node-3", "reason": "no answer within 5 s"} for shard in owned]
+    assert [item["client_id"] for item in page["items"]] == [name for name in NAMES if shard_of(name, SHARDS) not in owned]
     wait_until(lambda: listed(nodes, 0, "/clients", prefix="device/") == NAMES)

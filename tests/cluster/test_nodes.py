@@ -62,7 +62,7 @@ def test_wrong_calls_are_one_line(cluster: ClusterNodes) -> None:
     for words, line in (
         (("cluster", "move", "7", "node-1"), "shard: must be 0–2, got 7"),
         (("cluster", "move", "0", "node-9"), "there is no node node-9, there are node-1, node-2, node-3"),
-        (("clients", "list"), "not available at a node of a cluster"),
+        (("retained", "list"), "not available at a node of a cluster"),
     ):
         done = command(cluster, 0, *words)
         assert done.returncode == 1
