@@ -48,11 +48,11 @@ class _Request:
 
 
 class _Arrivals(LongWork):
-    """Pages that have come, until they are taken."""
+    """Pages that have come, None for the messages of the own shard, until they are taken."""
 
     def __init__(self, view: RetainedView) -> None:
         self._view = view
-        self.pages: List[Tuple[_Request, RetainedPage]] = []
+        self.pages: List[Tuple[_Request, Optional[RetainedPage]]] = []
 
     @property
     def done(self) -> bool:
@@ -61,9 +61,13 @@ class _Arrivals(LongWork):
     def step(self, budget: int) -> int:
         pages, self.pages = self.pages, []
         waiting = [(request, page) for request, page in pages if not self._view.take(request, page)]
-        taken = sum(len(page.rows) + 1 for _, page in pages) - sum(len(page.rows) + 1 for _, page in waiting)
+        taken = sum(_cost(page) for _, page in pages) - sum(_cost(page) for _, page in waiting)
         self.pages.extend(waiting)
         return taken
+
+
+def _cost(page: Optional[RetainedPage]) -> int:
+    return 1 if page is None else len(page.rows) + 1
 
 
 class _Held:
@@ -126,7 +130,8 @@ class RetainedView(ReplaySources):
     def open(self, topic_filter: str) -> ReplaySource:
         left: Dict[int, str] = {}
         own = True
-        if not f"{topic_filter}/".startswith(LOCAL_ROOT):
+        local = f"{topic_filter}/".startswith(LOCAL_ROOT)
+        if not local:
             if has_wildcard(topic_filter):
                 left = {shard: "" for shard in range(self.shards.count) if shard != self.own}
             else:
@@ -134,8 +139,10 @@ class RetainedView(ReplaySources):
                 own = shard == self.own
                 if not own:
                     left = {shard: ""}
-        scan = self.broker.retained.scan(topic_filter) if own else None
-        return _Source(self, topic_filter, scan, left)
+        source = _Source(self, topic_filter, own, left)
+        if local:
+            source.open_own()
+        return source
 
     # -- changes -----------------------------------------------------------------
 
@@ -202,7 +209,7 @@ class RetainedView(ReplaySources):
         """Look for the ends of the logs for all new sources together.
 
         A message at QoS 0 goes over a link to this core only if the publisher's core knew the filter, and to a subscription only if that
-        was there when it came. Any older one must be in the first page, so the core that keeps it has to have read it.
+        was there when it came. Any older one must be in the first page, so the core that keeps it, which may be this one, has to have read it.
         """
         if self._first and not self._finding:
             requests, self._first = self._first, []
@@ -213,7 +220,11 @@ class RetainedView(ReplaySources):
         self._finding = False
         for request in requests:
             request.source.ends = ends
-            self._commit_first(request)
+            if request.source.has_own:
+                self._arrived.pages.append((request, None))
+                self.broker.turns.add(self._arrived)
+            else:
+                self._commit_first(request)
         self._find_next()
 
     def _commit_first(self, request: _Request) -> None:
@@ -258,16 +269,20 @@ class RetainedView(ReplaySources):
             self._arrived.pages.append((request, page))
             self.broker.turns.add(self._arrived)
 
-    def take(self, request: _Request, page: RetainedPage) -> bool:
+    def take(self, request: _Request, page: Optional[RetainedPage]) -> bool:
         """Take a page, when this core has routed as much as the other one; false until then."""
         if self._requests.get(request.number) is not request:
             return True
-        routed = self._positions()
-        if any(shard != self.own and routed[shard] < end for shard, end in page.routed.items()):
-            return False
         source = request.source
+        routed = self._positions()
+        needed = (source.ends or {}) if page is None else page.routed
+        if any(shard != self.own and routed[shard] < end for shard, end in needed.items()):
+            return False
         if source.closed:
             pass
+        elif page is None:
+            source.open_own()
+            self.broker.turns.wake()
         elif request.since < self._forgotten:
             self._queue.append(source)
         else:
@@ -306,17 +321,18 @@ class RetainedView(ReplaySources):
 
 
 class _Source(ReplaySource):
-    """The retained messages that match one filter: ``scan`` reads those of the own shard, ``left`` has the others, and of each
-    the last topic that was read."""
+    """The retained messages that match one filter: with ``has_own`` those of the own shard are still to be read, ``left`` has the others, and
+    of each the last topic that was read."""
 
-    def __init__(self, view: RetainedView, topic_filter: str, scan: Optional[RetainedScan], left: Dict[int, str]) -> None:
+    def __init__(self, view: RetainedView, topic_filter: str, has_own: bool, left: Dict[int, str]) -> None:
         super().__init__()
+        self.has_own = has_own
         self.topic_filter = topic_filter
         self.left = left
         self.closed = False
         self.ends: Optional[Dict[int, int]] = None  # of other logs, which the first page must have
         self._view = view
-        self._scan = scan
+        self._scan: Optional[RetainedScan] = None
         self._page: List[Message] = []  # the last one
         self._read = 0  # of its messages
         self._asked = False
@@ -327,7 +343,7 @@ class _Source(ReplaySource):
 
     @property
     def done(self) -> bool:
-        return not self._local and self._read == len(self._page) and not self.left
+        return not self.has_own and not self._local and self._read == len(self._page) and not self.left
 
     @property
     def waiting(self) -> bool:
@@ -344,12 +360,17 @@ class _Source(ReplaySource):
             self.visited = len(found)
             return [message for message in found if self.is_current(message, now)]
         self.visited = 1
-        if self.left and not self._asked:
+        if (self.left or self.has_own) and not self._asked:
             self._view.release(self._page)
             self._page, self._read = [], 0
             self._asked = True
             self._view.ask(self)
         return []
+
+    def open_own(self) -> None:
+        """Read the messages of the own shard from now on."""
+        self.has_own = self._asked = False
+        self._scan = self._view.broker.retained.scan(self.topic_filter)
 
     def arrived(self, shard: int, messages: List[Message], after: str, done: bool) -> None:
         """A page of a shard came."""

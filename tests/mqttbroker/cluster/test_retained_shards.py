@@ -264,6 +264,22 @@ def test_the_first_page_has_what_was_published_before_it_was_asked_for(cores: Sh
     assert retained(client) == {topic: b"new"}
 
 
+def test_what_a_core_keeps_itself_is_read_when_it_has_routed_what_was_published_before(cores: ShardCores) -> None:
+    topic = cores.topic(0)
+    publisher = cores[2].connect("p")
+    publisher.publish(topic, b"old", 1, retain=True)
+    client = cores[0].connect("s")
+    for core in cores.cores:
+        core.eager = False
+    publisher.send(Publish(topic, b"new", 0, True))
+    client.send(Subscribe(1, [Subscription(topic, 1)]))
+    cores[0].settle_alone()
+    client.expect(Suback)
+    assert client.arrived() == []
+    cores.settle()
+    assert retained(client) == {topic: b"new"}
+
+
 def test_a_message_at_qos_0_that_came_over_a_link_is_not_followed_by_an_older_one(cores: ShardCores) -> None:
     topic = cores.topic(1)
     cores[2].connect("p").publish(topic, b"old", 1, retain=True)
