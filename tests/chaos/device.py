@@ -225,6 +225,9 @@ class Device:
             self.fault(PROTOCOL, f"was sent {type(packet).__name__} with reason code {code:#x}")
 
     def _connacked(self, link: Link, packet: Connack) -> None:
+        if link.connack.cancelled():
+            link.cut()  # the run ends, and nobody waits for it
+            return
         if packet.reason_code in self.record.unavailable and not link.connack.done():
             link.connack.set_result(False)
             link.cut()

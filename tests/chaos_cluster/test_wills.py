@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from chaos.record import Record
+from chaos.device import Link
+from chaos.record import PROTOCOL, Record
 from chaos_cluster.wills import WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
+
+from mqttbroker.codec.packets import Connack
 
 
 def test_each_will_of_a_broken_connection_is_counted() -> None:
@@ -25,3 +28,16 @@ def test_each_will_of_a_broken_connection_is_counted() -> None:
         WILLS_OF_LIVING: [f"{wills['early']} was delivered 1 times"],
     }
     assert complete([mortal], record.seen["watcher"] | {wills["never"].number})
+
+
+async def test_a_connack_that_comes_when_the_run_ends_is_no_fault() -> None:
+    record = Record((PROTOCOL,))
+    mortal = Mortal("mortal", 5, record, ("127.0.0.1", 1883), 2)
+    link = Link(mortal, 0.0, 65535)
+    link.connack.cancel()
+    mortal.handle(link, Connack(False, 0))
+    assert not record.faults[PROTOCOL] and not link.up
+    again = Link(mortal, 0.0, 65535)
+    for _ in range(2):
+        mortal.handle(again, Connack(False, 0))
+    assert record.faults[PROTOCOL] == ["mortal was sent CONNACK with reason code 0x0"]
