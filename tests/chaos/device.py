@@ -219,7 +219,7 @@ class Device:
             if not link.reply.done():
                 link.reply.set_result(True)
         elif not isinstance(packet, Disconnect) or (
-            link is self.link and packet.reason_code not in self.record.unavailable
+            link is self.link and packet.reason_code not in self.record.unavailable | self.record.undecided
         ):
             code = getattr(packet, "reason_code", 0)
             self.fault(PROTOCOL, f"was sent {type(packet).__name__} with reason code {code:#x}")

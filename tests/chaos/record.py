@@ -49,7 +49,8 @@ class Sent(NamedTuple):
 class Record:
     """The record of one run.
 
-    A CONNACK or DISCONNECT with a reason code among ``unavailable`` is no fault: the client connects again. ``on_packet``
+    A CONNACK or DISCONNECT with a reason code among ``unavailable`` is no fault, nor is a DISCONNECT with one among ``undecided``:
+    the client connects again. ``on_packet``
     is called with the name of every packet that a client receives, ``progressed`` after it. Faults are in ``rows``.
     """
 
@@ -69,6 +70,7 @@ class Record:
         self.counts: Counter[str] = Counter()
         self.faults: dict[str, list[str]] = {row: [] for row in rows}
         self.unavailable: frozenset[int] = frozenset()
+        self.undecided: frozenset[int] = frozenset()
         self.on_packet: Callable[[str], None] = lambda kind: None
         self.progressed: Callable[[], None] = lambda: None
 

@@ -55,6 +55,7 @@ SLOW = "slow links of a node or Kafka broker"
 CUTS = (CUT_OFF, CUT_APART, KAFKA_CUT_OFF)
 ON_LINKS = (*CUTS, SLOW)  # faults that need a `Network`
 ROWS = (MISSING_1, MISSING_2, TWICE, ORDER, RETAINED, SESSION, PROTOCOL, WILLS, WILLS_OF_LIVING, *LOG_ROWS)
+UNSPECIFIED_ERROR = 0x80  # closes a connection that waits for a commit of unknown outcome for `append_timeout`
 SERVER_UNAVAILABLE = 0x88
 SERVER_SHUTTING_DOWN = 0x8B
 RETURN_CODE_UNAVAILABLE = 3  # of MQTT 3.1.1
@@ -168,6 +169,7 @@ class Run:
         self.schedule = schedule
         self.record = record = Record(ROWS)
         record.unavailable = frozenset((SERVER_UNAVAILABLE, SERVER_SHUTTING_DOWN, RETURN_CODE_UNAVAILABLE))
+        record.undecided = frozenset((UNSPECIFIED_ERROR,))
         self.publishers = [
             Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
             for n in range(5)

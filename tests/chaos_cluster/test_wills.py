@@ -6,7 +6,7 @@ from chaos.device import Link
 from chaos.record import PROTOCOL, Record
 from chaos_cluster.wills import WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
 
-from mqttbroker.codec.packets import Connack
+from mqttbroker.codec.packets import Connack, Disconnect
 
 
 def test_each_will_of_a_broken_connection_is_counted() -> None:
@@ -41,3 +41,17 @@ async def test_a_connack_that_comes_when_the_run_ends_is_no_fault() -> None:
     for _ in range(2):
         mortal.handle(again, Connack(False, 0))
     assert record.faults[PROTOCOL] == ["mortal was sent CONNACK with reason code 0x0"]
+
+
+async def test_only_a_disconnect_may_say_that_a_commit_is_undecided() -> None:
+    record = Record((PROTOCOL,))
+    record.undecided = frozenset((0x80,))
+    mortal = Mortal("mortal", 5, record, ("127.0.0.1", 1883), 2)
+    link = mortal.link = Link(mortal, 0.0, 65535)
+    mortal.handle(link, Disconnect(0x80))
+    assert not record.faults[PROTOCOL]
+    mortal.handle(link, Disconnect(0x82))
+    mortal.handle(link, Connack(False, 0x80))
+    assert record.faults[PROTOCOL] == [
+        "mortal was sent Disconnect with reason code 0x82", "mortal was sent CONNACK with reason code 0x80"
+    ]
