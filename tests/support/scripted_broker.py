@@ -76,7 +76,7 @@ class ScriptedBroker:
             with sock:
                 try:
                     self._script(Peer(sock, number))
-                except ConnectionError:
+                except (ConnectionError, StopIteration):  # the client is gone, also where the script waits for a packet
                     pass
                 except BaseException as error:
                     self.error = error
