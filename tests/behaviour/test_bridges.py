@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,7 +116,10 @@ def test_a_mosquitto_bridges_both_ways_in_its_default_configuration(
         for number in range(20):
             ours.publish(f"from/ours/{number}", b"o", number % 3, retain=number == 3)
             theirs.publish(f"from/theirs/{number}", b"t", number % 3, retain=number == 3)
+        wanted = {f"from/{who}/{number}" for who in ("ours", "theirs") for number in range(20)}
         for client in (ours, theirs):
-            got = sorted((client.take().topic) for _ in range(40))
-            assert got == sorted(f"from/{who}/{number}" for who in ("ours", "theirs") for number in range(20))
-            client.expect_nothing()
+            got: Counter[str] = Counter()
+            while got.keys() != wanted:
+                got[client.take().topic] += 1
+            # QoS 1 may repeat a message.
+            assert all(count == 1 or int(topic.rpartition("/")[2]) % 3 == 1 for topic, count in got.items()), got

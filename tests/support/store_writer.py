@@ -13,8 +13,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Tuple
 
-from support.patience import PATIENCE
-
 from sessions.message import Message
 from sessions.rows import RetainedRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.writer import SqliteStore
@@ -150,13 +148,13 @@ class Writer:
     def outcome(self, write_set: WriteSet) -> Optional[Exception]:
         """None when the write set is durable, or why it is not; its pages are not waited for."""
         self.store.submit(write_set)
-        done, error = self._done.get(timeout=PATIENCE)
+        done, error = self._done.get(timeout=30)
         assert done is write_set
         return error
 
     def pages(self, write_set: WriteSet) -> List[Page]:
         """The pages of a write set that is durable."""
-        read, pages = self._read.get(timeout=PATIENCE)
+        read, pages = self._read.get(timeout=30)
         assert read is write_set
         return pages
 

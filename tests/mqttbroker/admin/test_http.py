@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import logging
+import select
 import socket
 import threading
 import urllib.error
@@ -373,10 +374,14 @@ def test_clients_that_send_no_bodies_do_not_keep_others_out(start_broker: Callab
             client.sendall(b'"offsets"')
         for _ in range(3):
             assert b"mqttbroker_uptime" in broker.get("/metrics", {"Authorization": "Bearer t"})
-        with suppress(ConnectionError):
-            assert clients[0].recv(1) == b""
-        clients[4].sendall(b': {"0": 123}}')
-        assert clients[4].recv(4096).startswith(b"HTTP/1.1 204")
+        closed, _, _ = select.select(clients, [], [], 30)
+        assert 0 < len(closed) <= 3
+        for client in closed:
+            with suppress(ConnectionError):
+                assert client.recv(1) == b""
+        left = next(client for client in clients if client not in closed)
+        left.sendall(b': {"0": 123}}')
+        assert left.recv(4096).startswith(b"HTTP/1.1 204")
     assert "Traceback" not in broker.log and "event=defect" not in broker.log
 
 
