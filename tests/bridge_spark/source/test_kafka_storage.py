@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import uuid
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiokafka import AIOKafkaProducer
 from pyspark.sql import SparkSession
 from support.kafka import KafkaCluster
 from support.spark_session import StreamWriter, message, spark
 from support.stream_reads import source
+from support.stream_topic import Topic
 
-from bridge_spark.datasource import MqttDataSource, MqttStreamReader
+from bridge_spark.datasource import MqttDataSource
 from bridge_spark.ingest import run
-from bridge_spark.log.kafka_record import headers_of
 from bridge_spark.source.offsets import DataLoss
 from bridge_spark.source.option_values import OptionError
 from bridge_spark.source.options import parse_options
@@ -41,50 +38,6 @@ PROPERTIES = (
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 1) as cluster:
         yield cluster
-
-
-class Topic:
-    """The topic of the stream ``sensors`` with two partitions, filled by transactions as a core does."""
-
-    def __init__(self, kafka: KafkaCluster) -> None:
-        self.kafka = kafka
-        self.cluster = f"t{uuid.uuid4().hex[:8]}"
-        settings = {"retention.ms": "-1"}  # the records of tests are old
-        asyncio.run(kafka.create_topic(f"{self.cluster}.stream.sensors", 2, **settings))
-
-    def append(self, partition: int, messages: list[Message], commit: bool = True) -> None:
-        asyncio.run(self._append(partition, messages, commit))
-
-    async def _append(self, partition: int, messages: list[Message], commit: bool) -> None:
-        producer = AIOKafkaProducer(bootstrap_servers=self.kafka.bootstrap, transactional_id=self.cluster)
-        await producer.start()
-        try:
-            await producer.begin_transaction()
-            for one in messages:
-                await producer.send_and_wait(
-                    f"{self.cluster}.stream.sensors", one.payload, one.topic.encode(), partition,
-                    one.timestamp // 1000, headers_of(one),
-                )
-            await (producer.commit_transaction() if commit else producer.abort_transaction())
-        finally:
-            await producer.stop()
-
-    def options(self, **more: str) -> dict[str, str]:
-        servers = ",".join(self.kafka.bootstrap)
-        return {"kafka.bootstrap.servers": servers, "clusterId": self.cluster, "stream": "sensors", **more}
-
-    def rows(self, **more: str) -> list[dict[str, Any]]:
-        found = MqttDataSource(self.options(**more))
-        reader = found.reader(found.schema())  # type: ignore[arg-type]
-        return [
-            row for partition in reader.partitions() for batch in reader.read(partition) for row in batch.to_pylist()
-        ]
-
-    def stream_reader(self, **more: str) -> MqttStreamReader:
-        found = MqttDataSource(self.options(**more))
-        reader = found.streamReader(found.schema())  # type: ignore[arg-type]
-        assert isinstance(reader, MqttStreamReader)
-        return reader
 
 
 @pytest.fixture
