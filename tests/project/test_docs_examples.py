@@ -37,7 +37,8 @@ PAGES = ("README.md", "docs/spark.md")
 ADDRESS = "http://127.0.0.1:18083"
 ARCHIVE = "/mnt/history"
 MQTT_ADDRESS = "mqtt://127.0.0.1:1883"
-KAFKA_ADDRESS = "kafka1:9092,kafka2:9092"  # of a block that needs a cluster: test_kafka_storage.py reads with its options
+# Of blocks that need a cluster: test_kafka_storage.py reads with the options, test_kafka_source.py runs the one with Spark's own source.
+KAFKA_ADDRESS = "kafka1:9092,kafka2:9092"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 VOLUMES, DATABASE, DRIVER = "/Volumes/main/iot/", "jdbc:postgresql://db.example/plant", "org.postgresql.Driver"
 DERBY, DERBY_DRIVER = "jdbc:derby:memory:plant;create=true", "org.apache.derby.iapi.jdbc.AutoloadedDriver"
