@@ -13,7 +13,7 @@ from mqttbroker.cluster.core_control import Owners, Snapshot, link_port
 from mqttbroker.cluster.core_processes import FOLLOW, NOTHING, SERVE, ShardCore
 from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import CORE, WORKER
-from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused
+from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, nodes_group
 from mqttbroker.config.settings import Cluster
 from mqttbroker.net.link_address import LinkAddress
 
@@ -65,7 +65,7 @@ class NodeShards:
     async def be_member(self, connection: Any) -> None:
         """Be a member of the cluster, until cancelled."""
         self.membership = Membership(
-            connection, f"{self.cluster.id}.nodes", self.cluster.session_timeout, self.cluster.shards,
+            connection, nodes_group(self.cluster.id), self.cluster.session_timeout, self.cluster.shards,
             self.cluster.standbys, self.describe, self._assigned,
         )  # fmt: skip
         try:

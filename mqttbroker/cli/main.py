@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.cli import api_commands, consumers_command, doctor, import_command, import_store_command
+from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, import_command, import_store_command
 from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
@@ -82,6 +82,7 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     import_command.add_parser(commands)
     import_store_command.add_parser(commands)
+    export_store_command.add_parser(commands)
     for command, text in _OWN_PARSERS.items():
         parents = [each for name, each in own.items() if name == command]
         commands.add_parser(command, help=text, add_help=False, parents=parents)
@@ -143,6 +144,8 @@ def _run(words: List[str]) -> int:
             return import_command.run(options)
         if options.command == import_store_command.COMMAND:
             return import_store_command.run(options)
+        if options.command == export_store_command.COMMAND:
+            return export_store_command.run(options)
         return _serve(options)
     except ConfigError as error:
         print(error, file=sys.stderr)

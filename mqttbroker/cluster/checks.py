@@ -14,6 +14,7 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 
 from mqttbroker.cluster.kafka_connection import record_cluster_id
+from mqttbroker.cluster.membership import nodes_group
 from mqttbroker.cluster.snapshots import RECORD_BYTES, snapshot_index, snapshots_topic
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Cluster
@@ -112,6 +113,29 @@ async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
     if differences:
         raise ConfigError(differences)
     return record_cluster_id(kafka_id, cluster)
+
+
+async def nodes_of(connection: Dict[str, Any], cluster: Cluster) -> int:
+    """The number of nodes of the cluster that run, as Kafka knows: one that was killed counts until its session timeout.
+
+    Raises `KafkaUnreachable`.
+    """
+    admin = AIOKafkaAdminClient(**connection, client_id="mqttbroker")
+    group = nodes_group(cluster.id)
+    try:
+        await admin.start()
+        found = 0
+        for answer in await admin.describe_consumer_groups([group]):
+            for code, *_, members in (one[:6] for one in answer.groups):
+                if code:
+                    raise for_code(code)(group)
+                found += len(members)
+        return found
+    except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        raise KafkaUnreachable(f"Kafka at {', '.join(cluster.bootstrap_servers)}: {error!r}") from None
+    finally:
+        with suppress(Exception):
+            await admin.close()
 
 
 async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> List[int]:

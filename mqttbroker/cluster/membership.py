@@ -39,6 +39,11 @@ REBALANCE_IN_PROGRESS: Final = 27
 MEMBER_ID_REQUIRED: Final = 79
 
 
+def nodes_group(cluster_id: str) -> str:
+    """The name of the group in Kafka."""
+    return f"{cluster_id}.nodes"
+
+
 class NodeInfo(msgspec.Struct):
     """The description of a node that joins.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Dict, Final, Optional
 
 from mqttbroker.cluster.shard_tables import DATABASE
-from mqttbroker.cluster.snapshots import SnapshotFailure, Snapshots, copy_database, newest
+from mqttbroker.cluster.snapshots import SnapshotEntry, SnapshotFailure, Snapshots, copy_database, newest
 from sessions.store.damage import is_corrupt
 from sessions.store.interface import CorruptStore, StoreError
 
@@ -41,6 +41,35 @@ def _end_of(file: Path) -> int:
             return 0 if row is None else int(row[0])
     except sqlite3.Error as error:
         raise (CorruptStore if is_corrupt(error) else StoreError)(f"{file}: {error}") from None
+
+
+async def load_snapshot(
+    snapshots: Snapshots, shard: int, log_topic: str, directory: Path, log_start: int
+) -> Optional[SnapshotEntry]:
+    """Replace a shard's database in ``directory`` by the newest snapshot if it lacks records that the log, whose first one is at
+    ``log_start``, no longer has; the snapshot's entry, None if nothing is missing.
+
+    To be called while the database is closed. Raises `SnapshotFailure` if there is no snapshot that helps, `StoreError` if the
+    database cannot be read.
+    """
+    file = directory / DATABASE
+    end = await asyncio.to_thread(_end_of, file)
+    if end >= log_start:
+        return None
+    entry = newest(await snapshots.entries(), shard)
+    if entry is None or entry.end < log_start:
+        raise SnapshotFailure(
+            f"{log_topic}, partition {shard}: the log begins at offset {log_start}, the tables end at {end},"
+            " and no snapshot has what is between"
+        )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for suffix in ("-wal", "-shm"):
+            file.with_name(file.name + suffix).unlink(missing_ok=True)
+    except OSError as error:
+        raise SnapshotFailure(f"{error.filename}: {error.strerror}") from None
+    await snapshots.read(entry, file)
+    return entry
 
 
 class SnapshotKeeper:
@@ -89,24 +118,11 @@ class SnapshotKeeper:
         To be called while the database is closed. Raises `SnapshotFailure` if there is no snapshot that helps, `StoreError` if the
         database cannot be read.
         """
-        file = self._directory / DATABASE
-        end = await asyncio.to_thread(_end_of, file)
-        if end >= log_start:
-            return
-        entry = newest(await self._snapshots.entries(), self._shard)
-        if entry is None or entry.end < log_start:
-            raise SnapshotFailure(
-                f"{self._log_topic}, partition {self._shard}: the log begins at offset {log_start}, the tables end at {end},"
-                " and no snapshot has what is between"
+        entry = await load_snapshot(self._snapshots, self._shard, self._log_topic, self._directory, log_start)
+        if entry is not None:
+            log.info(
+                "event=snapshot_loaded shard=%d end=%d node=%s bytes=%d", self._shard, entry.end, entry.node, entry.size
             )
-        try:
-            self._directory.mkdir(parents=True, exist_ok=True)
-            for suffix in ("-wal", "-shm"):
-                file.with_name(file.name + suffix).unlink(missing_ok=True)
-        except OSError as error:
-            raise SnapshotFailure(f"{error.filename}: {error.strerror}") from None
-        await self._snapshots.read(entry, file)
-        log.info("event=snapshot_loaded shard=%d end=%d node=%s bytes=%d", self._shard, entry.end, entry.node, entry.size)
 
     def request(self) -> None:
         """Have a snapshot written soon."""

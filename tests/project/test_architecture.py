@@ -95,7 +95,7 @@ LAYERS = {
     "mqttbroker.bridges": "codec config core net auth",
     "mqttbroker.admin": "codec config core net auth bridges log_levels",
     "mqttbroker.migration": "codec config core auth admin",
-    "mqttbroker.cli": "codec config core net cluster auth admin migration server cluster_node config_check file_limit logs",
+    "mqttbroker.cli": "codec config core net cluster auth admin migration assembly server cluster_node config_check file_limit logs",
 }
 
 
