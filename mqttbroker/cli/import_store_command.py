@@ -18,6 +18,9 @@ COMMAND = "import-store"
 # Exit status if not everything was imported.
 INCOMPLETE = 3
 
+TOPICS_WAIT = 20.0  # seconds until all Kafka brokers know the topics that were created
+TOPICS_RETRY = 0.5  # seconds
+
 
 def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``mqttbroker``."""
@@ -64,7 +67,6 @@ def run(options: argparse.Namespace) -> int:
 async def _import(settings: Any, directory: Path) -> Any:
     from mqttbroker import __version__
     from mqttbroker.admin.repair import DATABASE
-    from mqttbroker.cluster.checks import prepare_topics
     from mqttbroker.cluster.kafka_connection import connection
     from mqttbroker.cluster.kafka_log import KafkaLog
     from mqttbroker.cluster.records import ID_BYTES, Takeover
@@ -74,7 +76,7 @@ async def _import(settings: Any, directory: Path) -> Any:
     lock = lock_store(directory, directory / DATABASE)
     try:
         kafka_connection = connection(cluster)
-        record_cluster = await prepare_topics(kafka_connection, cluster)
+        record_cluster = await _prepare_topics(kafka_connection, cluster)
         log = KafkaLog(kafka_connection, cluster.log_topic, cluster.append_timeout)
         shards = await log.start()
         try:
@@ -86,3 +88,18 @@ async def _import(settings: Any, directory: Path) -> Any:
             await log.stop()
     finally:
         os.close(lock)
+
+
+async def _prepare_topics(kafka_connection: Any, cluster: Any) -> bytes:
+    """Create the topics, and wait until they can be used; returns the id of the cluster that is in each record."""
+    from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics
+
+    loop = asyncio.get_running_loop()
+    until = loop.time() + TOPICS_WAIT
+    while True:
+        try:
+            return await prepare_topics(kafka_connection, cluster)
+        except KafkaUnreachable:
+            if loop.time() > until:
+                raise
+            await asyncio.sleep(TOPICS_RETRY)
