@@ -22,6 +22,7 @@ from mqttbroker.cluster.shard_tables import DATABASE, ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
 from sessions.message import Message
+from sessions.session import CORE_PREFIX
 from sessions.store.interface import Recovered
 from sessions.write_set import WriteSet
 
@@ -211,7 +212,8 @@ class OfflineShards:
         core = self._cores.get(shard)
         if core is None:
             tables, view = self._tables[shard], self._views[shard]
-            core = self._cores[shard] = _OfflineCore(self, shard, self._shards, tables, view, self._build(tables.recover()))
+            broker = self._build(_without_cores(tables.recover()))
+            core = self._cores[shard] = _OfflineCore(self, shard, self._shards, tables, view, broker)
         return core
 
     def give_elsewhere(self, shard: int, group: str, message: Message) -> None:
@@ -220,6 +222,16 @@ class OfflineShards:
             if other != shard and self._core(other).broker.publisher.give_to_group(group, message):
                 return
         self.without_member += 1
+
+
+def _without_cores(recovered: Recovered) -> Recovered:
+    """The rows without the sessions that stand for those of other cores: there is no core to which a message could be passed on."""
+    away = {row.session_id for row in recovered.sessions if row.client_id.startswith(CORE_PREFIX)}
+    return recovered._replace(
+        sessions=[row for row in recovered.sessions if row.session_id not in away],
+        subscriptions=[row for row in recovered.subscriptions if row.session_id not in away],
+        queues=[row for row in recovered.queues if row.session_id not in away],
+    )
 
 
 class _OfflineCore:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from sessions.rows import ENTRY_COLUMNS, MESSAGE_COLUMNS, ProducerRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.session import CORE_PREFIX
 from sessions.store.database import Database
 from sessions.store.disk import sync_directory
 
@@ -25,7 +26,8 @@ class Merged(NamedTuple):
 def merge_shards(database: Path, shards: Iterable[Path]) -> Merged:
     """Make the database of a single broker of those of the shards, which nobody uses; it is on disk when this returns.
 
-    Sessions and messages get new ids, for those of the shards overlap. Entries of sessions that were deleted are left out. Raises `StoreError`,
+    Sessions and messages get new ids, for those of the shards overlap. Sessions that stand for those of another
+    core, which queue nothing, and entries of sessions that were deleted are left out. Raises `StoreError`,
     `sqlite3.Error` or `OSError`.
     """
     target = Database(database, durable=True)
@@ -65,8 +67,9 @@ def _copy(connection: sqlite3.Connection) -> None:
     sessions = _number(connection, "SELECT coalesce(max(session_id), 0) FROM main.sessions")
     connection.execute("DELETE FROM temp.ids")
     connection.execute(
-        "INSERT INTO temp.ids SELECT session_id, ? + row_number() OVER (ORDER BY session_id) FROM shard.sessions",
-        (sessions,),
+        "INSERT INTO temp.ids SELECT session_id, ?1 + row_number() OVER (ORDER BY session_id) FROM shard.sessions"
+        " WHERE substr(client_id, 1, length(?2)) <> ?2",
+        (sessions, CORE_PREFIX),
     )
     for table, columns in (
         ("sessions", SessionRow._fields),

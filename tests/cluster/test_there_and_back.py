@@ -127,7 +127,8 @@ def test_sessions_and_retained_messages_go_there_and_back(tmp_path: Path) -> Non
         workers = [session(back.port, name) for name in WORKERS]
         while len(shared) < 4:
             for client in workers:
-                client.inbox += client.ping()
+                arrived = client.ping()
+                client.inbox = arrived
                 while any(isinstance(packet, Publish) for packet in client.inbox):
                     shared.append(client.take())
         assert sorted((one.topic, one.payload) for one in shared) == sorted(

@@ -24,7 +24,8 @@ from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.publisher import BUS
 from sessions.message import Message
-from sessions.rows import MarkRow
+from sessions.rows import MarkRow, SessionRow, SubscriptionRow
+from sessions.session import NEVER
 from sessions.store.database import Database
 from sessions.store.interface import Recovered
 from sessions.store.tables import SqliteTables
@@ -160,12 +161,17 @@ async def test_what_a_shard_has_not_routed_is_in_the_queues(tmp_path: Path) -> N
     owners[1].commit(marked)
     retained = [message(f"t/{n}", b"kept", 1, True) for n in range(6)]
     owners[0].publish(retained)
+    away = WriteSet()  # as a core stores it that knows of a persistent member on the core of shard 1
+    away.sessions = [SessionRow(900, "$core/1", 5, NEVER, 1.0, None, None, None, None)]
+    away.subscriptions = [SubscriptionRow(900, "$share/g1/work", 2, 2, 0)]
+    owners[0].commit(away)
     owners[2].publish([message("work", b"shared", 2)], "$share/g1/work", 1)
     owners[2].publish([message("work", b"left", 2)], "$share/g1/work", 0)  # its members there have left
     owners[2].publish([message("work", b"nobody", 2)], "$share/none/work", 0)
     shards = await offline(memory, tmp_path / "shards")
     merged(shards, tmp_path / "after" / "core.db")
     assert shards.without_member == 1
+    assert contents(tmp_path / "after" / "core.db")[0].keys() == set(names)
     with Core(tmp_path / "after") as core:
         stored = []
         for shard, name in enumerate(names):
