@@ -14,11 +14,12 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 
 from mqttbroker.cluster.kafka_connection import record_cluster_id
-from mqttbroker.cluster.membership import nodes_group
+from mqttbroker.cluster.membership import NOT_AVAILABLE, nodes_group
 from mqttbroker.cluster.snapshots import RECORD_BYTES, snapshot_index, snapshots_topic
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Cluster
 
+GROUP_WAIT: Final = 20.0  # seconds until Kafka knows about a group: it makes the topic of all groups for the first one
 TOPIC_WAIT: Final = 10.0  # seconds until a topic that was created is known to the Kafka brokers
 WAIT_STEP: Final = 0.1
 KAFKA_MESSAGE_BYTES: Final = 1_048_588  # `max.message.bytes` of Kafka's default
@@ -121,21 +122,33 @@ async def nodes_of(connection: Dict[str, Any], cluster: Cluster) -> int:
     Raises `KafkaUnreachable`.
     """
     admin = AIOKafkaAdminClient(**connection, client_id="mqttbroker")
-    group = nodes_group(cluster.id)
+    loop = asyncio.get_running_loop()
+    until = loop.time() + GROUP_WAIT
     try:
         await admin.start()
-        found = 0
-        for answer in await admin.describe_consumer_groups([group]):
-            for code, *_, members in (one[:6] for one in answer.groups):
-                if code:
-                    raise for_code(code)(group)
-                found += len(members)
-        return found
+        while True:
+            try:
+                return await _members(admin, nodes_group(cluster.id))
+            except KafkaError as error:
+                if error.errno not in NOT_AVAILABLE or loop.time() > until:
+                    raise
+            await asyncio.sleep(WAIT_STEP)
     except (KafkaError, OSError, asyncio.TimeoutError) as error:
         raise KafkaUnreachable(f"Kafka at {', '.join(cluster.bootstrap_servers)}: {error!r}") from None
     finally:
         with suppress(Exception):
             await admin.close()
+
+
+async def _members(admin: AIOKafkaAdminClient, group: str) -> int:
+    """The number of members of a group, which need not exist."""
+    found = 0
+    for answer in await admin.describe_consumer_groups([group]):
+        for code, *_, members in (one[:6] for one in answer.groups):
+            if code:
+                raise for_code(code)(group)
+            found += len(members)
+    return found
 
 
 async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> List[int]:

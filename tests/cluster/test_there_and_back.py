@@ -69,6 +69,9 @@ def test_sessions_and_retained_messages_go_there_and_back(tmp_path: Path) -> Non
     node_config = str(cluster.nodes[0].config)
     done = run("import-store", str(tmp_path / "single"), "--config", node_config, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
+    done = run("export-store", str(tmp_path / "unused"), "--config", node_config, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "5 sessions, 4 subscriptions, 8 queued messages, 1 retained messages" in done.stdout, "no node has run"
     with cluster:
         port = cluster.ports[0]
         with session(port, RECEIVER) as client:
@@ -93,7 +96,7 @@ def test_sessions_and_retained_messages_go_there_and_back(tmp_path: Path) -> Non
         assert one_line(refused.stderr).endswith("full: is not an empty directory")
         done = run("export-store", str(tmp_path / "back"), "--config", node_config, cwd=tmp_path)
         assert (done.returncode, done.stderr) == (0, ""), done.stderr
-        assert {path.name for path in tmp_path.iterdir()} == {"single", "full", "back"}
+        assert {path.name for path in tmp_path.iterdir()} == {"single", "unused", "full", "back"}
     with closing(sqlite3.connect(tmp_path / "back" / "mqttbroker.db")) as connection:
         found = connection.execute("SELECT client_id, topic_filter FROM sessions LEFT JOIN subscriptions USING (session_id)")
         assert sorted(found) == sorted([

@@ -15,8 +15,10 @@ from support.store_model import RandomCommits
 from mqttbroker.assembly import build_broker, restore
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.kafka_log import LogFailure
+from mqttbroker.cluster.log_view import ViewState
 from mqttbroker.cluster.offline_shards import OfflineShards
 from mqttbroker.cluster.records import CHANGES, NO_EPOCH, TAKEOVER, Header, Takeover, encode_record, encode_takeover
+from mqttbroker.cluster.shard_tables import ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.cluster.store_import import StoreImport
 from mqttbroker.cluster.store_merge import Merged, merge_shards
@@ -75,12 +77,10 @@ def merged(shards: OfflineShards, target: Path) -> Merged:
 class Owner:
     """Appends records to the log of a shard, as a core that takes it over."""
 
-    def __init__(self, memory: MemoryTopic, shard: int) -> None:
+    def __init__(self, memory: MemoryTopic, shard: int, epoch: int = 0) -> None:
+        """``epoch`` is the one before: that of the import begins with the first record."""
         self.memory, self.shard, self.sequence = memory, shard, 0
-        epoch = len(memory.records[shard]) - 1
-        while epoch >= 0 and memory.records[shard][epoch][4] != TAKEOVER:
-            epoch -= 1
-        header = Header(TAKEOVER, shard, CLUSTER, b"new-node", NO_EPOCH if epoch < 0 else epoch, 0)
+        header = Header(TAKEOVER, shard, CLUSTER, b"new-node", epoch, 0)
         self.epoch = memory.append(shard, encode_record(header, encode_takeover(Takeover("n", "", ""))))
 
     def commit(self, write_set: WriteSet) -> int:
@@ -218,3 +218,40 @@ async def test_a_record_of_another_cluster_is_named(tmp_path: Path) -> None:
     memory.append(1, encode_record(header, encode_takeover(Takeover("n", "", ""))))
     with pytest.raises(LogFailure, match="partition 1, offset 0: a record of another cluster"):
         await offline(memory, tmp_path / "shards")
+
+
+async def test_a_shard_is_read_behind_its_snapshot(tmp_path: Path) -> None:
+    """What is before the ends and marks of the snapshots is not read: Kafka has deleted it."""
+    gone = 5
+    memory = MemoryTopic(SHARDS)
+    for _ in range(gone):
+        memory.append(0, encode_record(Header(TAKEOVER, 0, b"deleted!", b"old-node", NO_EPOCH, 0), b""))
+    row = SessionRow(1, client_id("s", 0), 5, NEVER, 1.0, None, None, None, None)
+    state = ViewState(gone, 2, b"old-node", 2, True)
+
+    class Started(MemoryLog):
+        async def starts(self, shards: Sequence[int]) -> dict[int, int]:
+            return {shard: 0 if shard else gone for shard in shards}
+
+    async def snapshot(shard: int, place: Path, log_start: int) -> None:
+        assert log_start == (0 if shard else gone)
+        tables = ShardTables(place, shard, CLUSTER)
+        tables.open()
+        write_set = WriteSet()
+        if shard == 0:
+            write_set.sessions = [row]
+        else:
+            write_set.marks = [MarkRow(0, gone, 0, *state[1:])]
+        tables.changed(state if shard == 0 else ViewState(0, NO_EPOCH, b"", 0, True), encode_body(write_set))
+        tables.apply()
+        tables.close()
+
+    (tmp_path / "shards").mkdir()
+    (tmp_path / "after").mkdir()
+    owner = Owner(memory, 0, 2)
+    more = WriteSet()
+    more.subscriptions = [SubscriptionRow(1, "t", 1, 1, 0)]
+    owner.commit(more)
+    shards = OfflineShards(Started(memory, 1.0), CLUSTER, SHARDS, tmp_path / "shards", snapshot, build)
+    await shards.read()
+    assert merged(shards, tmp_path / "after" / "core.db") == Merged(1, 1, 0, 0)
