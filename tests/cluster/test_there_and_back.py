@@ -43,7 +43,7 @@ def publish(port: int, name: str, retained: str) -> None:
         publisher.connect("plain-publisher")
         for qos in (1, 2):
             publisher.publish(f"queue/{qos}", name.encode(), qos)
-            publisher.publish(f"work/{qos}", name.encode(), qos)
+            publisher.publish(f"jobs/{qos}", name.encode(), qos)
         publisher.publish(retained, name.encode(), 1, retain=True)
         publisher.disconnect()
 
@@ -57,7 +57,7 @@ def test_sessions_and_retained_messages_go_there_and_back(tmp_path: Path) -> Non
                 client.disconnect()
         for name in WORKERS:
             with session(single.port, name) as client:
-                client.subscribe("$share/group/work/#", options=2)
+                client.subscribe("$share/group/jobs/#", options=2)
                 client.disconnect()
         publish(single.port, "single", "kept/single")
         with session(single.port, PUBLISHER) as client:
@@ -101,7 +101,7 @@ def test_sessions_and_retained_messages_go_there_and_back(tmp_path: Path) -> Non
         found = connection.execute("SELECT client_id, topic_filter FROM sessions LEFT JOIN subscriptions USING (session_id)")
         assert sorted(found) == sorted([
             *((name, "queue/#") for name in SUBSCRIBERS),
-            *((name, "$share/group/work/#") for name in WORKERS),
+            *((name, "$share/group/jobs/#") for name in WORKERS),
             (PUBLISHER, None), (RECEIVER, "slow"),
         ])  # fmt: skip
     # 2 x 2 + 1 messages of each subscriber, with that of the exchange; 4 of the workers; the one without PUBCOMP.
@@ -135,7 +135,7 @@ def test_sessions_and_retained_messages_go_there_and_back(tmp_path: Path) -> Non
                 while any(isinstance(packet, Publish) for packet in client.inbox):
                     shared.append(client.take())
         assert sorted((one.topic, one.payload) for one in shared) == sorted(
-            (f"work/{qos}", one) for qos in (1, 2) for one in (b"single", b"cluster")
+            (f"jobs/{qos}", one) for qos in (1, 2) for one in (b"single", b"cluster")
         )
         for client in workers:
             client.disconnect()

@@ -150,7 +150,7 @@ async def test_what_a_shard_has_not_routed_is_in_the_queues(tmp_path: Path) -> N
         for shard, name in enumerate(names):
             client = core.connect(name, clean_start=False, properties=session_expiry())
             client.subscribe("t/#", options=shard)
-            client.subscribe(f"$share/g{shard}/work", options=2)
+            client.subscribe(f"$share/g{shard}/jobs", options=2)
             client.disconnect()
     memory = MemoryTopic(SHARDS)
     await imported(tmp_path / "single" / "core.db", memory)
@@ -163,11 +163,11 @@ async def test_what_a_shard_has_not_routed_is_in_the_queues(tmp_path: Path) -> N
     owners[0].publish(retained)
     away = WriteSet()  # as a core stores it that knows of a persistent member on the core of shard 1
     away.sessions = [SessionRow(900, "$core/1", 5, NEVER, 1.0, None, None, None, None)]
-    away.subscriptions = [SubscriptionRow(900, "$share/g1/work", 2, 2, 0)]
+    away.subscriptions = [SubscriptionRow(900, "$share/g1/jobs", 2, 2, 0)]
     owners[0].commit(away)
-    owners[2].publish([message("work", b"shared", 2)], "$share/g1/work", 1)
-    owners[2].publish([message("work", b"left", 2)], "$share/g1/work", 0)  # its members there have left
-    owners[2].publish([message("work", b"nobody", 2)], "$share/none/work", 0)
+    owners[2].publish([message("jobs", b"shared", 2)], "$share/g1/jobs", 1)
+    owners[2].publish([message("jobs", b"left", 2)], "$share/g1/jobs", 0)  # its members there have left
+    owners[2].publish([message("jobs", b"nobody", 2)], "$share/none/jobs", 0)
     shards = await offline(memory, tmp_path / "shards")
     merged(shards, tmp_path / "after" / "core.db")
     assert shards.without_member == 1
@@ -178,12 +178,12 @@ async def test_what_a_shard_has_not_routed_is_in_the_queues(tmp_path: Path) -> N
             client = core.connect(name, clean_start=False, properties=session_expiry())
             assert client.connack.session_present
             found = [(one.topic, one.payload, one.qos) for one in client.arrived()]
-            stored.append(sorted(one for one in found if one[0] == "work"))
+            stored.append(sorted(one for one in found if one[0] == "jobs"))
             routed = [("t/1", b"routed", 1), ("t/1", b"a", 1)]
             kept = [(f"t/{n}", b"kept", 1) for n in range(6)]
             expected = {0: [], 1: [routed[1], *kept], 2: [*routed, *kept]}[shard]
-            assert [one for one in found if one[0] != "work"] == expected
-        assert stored == [[], [("work", b"left", 2), ("work", b"shared", 2)], []]
+            assert [one for one in found if one[0] != "jobs"] == expected
+        assert stored == [[], [("jobs", b"left", 2), ("jobs", b"shared", 2)], []]
         new = core.connect("new")
         new.subscribe("t/#", options=1)
         # The publisher's own shard has stored its retained messages itself, with the record that published them.
