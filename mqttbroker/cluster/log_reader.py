@@ -75,6 +75,12 @@ class LogReader:
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
 
+    def skip_to(self, shard: int, offset: int) -> None:
+        """Go on at an offset behind the next one of a log that is held: the records before it are known."""
+        if offset > self._positions[shard]:
+            self._positions[shard] = offset
+            self._fetched.pop(shard, None)
+
     async def stop(self) -> None:
         if self._task is not None:
             self._task.cancel()

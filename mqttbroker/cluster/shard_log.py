@@ -124,6 +124,11 @@ class ShardLog:
         return self.ownership.state is not State.FOLLOWER
 
     @property
+    def knows_all(self) -> bool:
+        """Whether the node is the owner, and the offsets of its appends tell that there are no records of others."""
+        return self.ownership.state is State.OWNER and self._target is None
+
+    @property
     def may_commit(self) -> bool:
         return self.ownership.may_append and self._outcome is None
 

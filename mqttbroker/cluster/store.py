@@ -15,6 +15,7 @@ import uvloop
 
 from mqttbroker.cluster.committer import Committer
 from mqttbroker.cluster.kafka_log import KafkaLog, LogFailure
+from mqttbroker.cluster.log_reader import LogReader
 from mqttbroker.cluster.log_view import LogView, ViewState
 from mqttbroker.cluster.ownership import Ownership, State
 from mqttbroker.cluster.records import NO_EPOCH, Takeover
@@ -266,7 +267,7 @@ class KafkaStore:
         shard = self._shard = ShardLog(kafka, ownership, place.takeover, self, self._sizes.max_record)
         shard.start()
         reader = kafka.reader({place.shard: view.end}, lambda _, offset, record: shard.read(offset, record))
-        reader.on_pause = lambda: self._pause_reader(reader.held)
+        reader.on_pause = lambda: self._pause_reader(reader, shard)
         reader.start()
         work = {asyncio.create_task(one) for one in (
             self._assign(shard), self._committer.run(shard), self._follower.run(timing.apply_interval), self._look(kafka),
@@ -367,12 +368,16 @@ class KafkaStore:
             self._stop.set()
             self.loaded.set_exception(StoreError(reason))
 
-    def _pause_reader(self, held: set[int]) -> None:
-        """Do not read the log on while the tables are too far behind."""
-        if self._follower.is_full:
-            held.add(self._place.shard)
+    def _pause_reader(self, reader: LogReader, shard: ShardLog) -> None:
+        """Do not read the log while the tables are too far behind, nor as an owner that knows what is in it: each fetch is work for Kafka."""
+        number = self._place.shard
+        if shard.knows_all:
+            reader.held.add(number)
+            reader.skip_to(number, shard.ownership.view.end)
+        elif self._follower.is_full:
+            reader.held.add(number)
         else:
-            held.discard(self._place.shard)
+            reader.held.discard(number)
 
     # -- ShardEvents ------------------------------------------------------------
 

@@ -29,6 +29,7 @@ class MemoryTopic:
     def __init__(self, shards: int = 1) -> None:
         self.records: List[List[bytes]] = [[] for _ in range(shards)]
         self.away = False
+        self.read = 0  # records that stores have read
         self.lock = threading.Lock()
 
     def append(self, shard: int, record: bytes) -> int:
@@ -74,14 +75,15 @@ class MemoryReader(LogReader):
         self._memory = memory
 
     async def _read(self) -> None:
-        positions = dict(self._starts)
+        positions = self._positions
         while True:
-            for shard, position in positions.items():
+            for shard, position in list(positions.items()):
                 if shard in self.held or self._memory.away or position >= len(self._memory.records[shard]):
                     continue
                 self.ends[shard] = len(self._memory.records[shard])
-                self._on_record(shard, position, self._memory.records[shard][position])
+                self._memory.read += 1
                 positions[shard] += 1
+                self._on_record(shard, position, self._memory.records[shard][position])
             if self.on_pause is not None:
                 self.on_pause()
             if all(position >= len(self._memory.records[shard]) for shard, position in positions.items()) or self.held:
