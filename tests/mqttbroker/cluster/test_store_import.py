@@ -20,6 +20,8 @@ from sessions.store.interface import StoreError
 from sessions.store.tables import SqliteTables
 from sessions.write_set import WriteSet
 
+pytestmark = pytest.mark.one_build
+
 CLUSTER, OWNER = b"cluster1", b"importer"
 
 
