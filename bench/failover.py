@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import os
 import secrets
 import shutil
@@ -152,7 +153,8 @@ def show(title: str, times: Sequence[float]) -> None:
 def owned(node: int, cluster: ClusterNodes) -> set[int]:
     """The shards of a node."""
     asked = next(one for one in cluster.nodes if one.running)
-    return {number for number, shard in enumerate(asked.cluster()["shards"]) if shard["owner"] == f"node-{node + 1}"}
+    answer = asked.get("/api/v1/cluster", {"Authorization": f"Bearer {os.environ['MQTTBROKER_API_TOKEN']}"})
+    return {number for number, shard in enumerate(json.loads(answer)["shards"]) if shard["owner"] == f"node-{node + 1}"}
 
 
 def sampled(options: argparse.Namespace, shards: set[int]) -> list[int]:
