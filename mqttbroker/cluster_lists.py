@@ -57,7 +57,7 @@ class Cores(Protocol):
 
 
 class _Source:
-    """What one core has of a list, read in pieces."""
+    """The items of one core in a list, read in pieces."""
 
     def __init__(self, cores: Cores, shard: int, path: str, query: Mapping[str, str], size: int) -> None:
         self.shard = shard

@@ -27,7 +27,7 @@ class _Failure(Exception):
 
 
 class _Exported(NamedTuple):
-    """What the new store has, in words, and what it has not."""
+    """The contents of the new store in words, and lines about what is missing."""
 
     contents: str
     missing: List[str]

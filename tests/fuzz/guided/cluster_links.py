@@ -292,7 +292,7 @@ class Messages(Target):
         row = ("t", b"x", 0, b"", "c", 1, 0)
         yield packet(b"$core/retained/answer", msgspec.msgpack.encode(RetainedPage(1, "", True, {0: 5}, [row])))
         yield packet(b"$core/\xff", b"") + packet(b"a/b", b"x")
-        # What ended with an exception once.
+        # Inputs that once ended with an exception.
         yield packet(messages.TOPIC, b"\x93\xa6update\x01\x91\x93\x02\xa1\xff\x90")
         yield from (packet(SHARED_TOPIC, end) for end in (b"\x00\x01\xff", b"\x00\x03g/t0", b"\x00\x03g/t0\x05\x00\x09"))
         yield packet(SHARED_TOPIC, b"\x00\x03g/t" + packet(b"\xff", b""))

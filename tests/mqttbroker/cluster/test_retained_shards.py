@@ -418,7 +418,7 @@ class Watcher:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_every_subscriber_ends_with_the_last_message_of_each_topic(cores: ShardCores, seed: int) -> None:
-    """Whatever the order of commits, reads, pages and kills: no message falls between retained and live ones."""
+    """In any order of commits, reads, pages and kills no message falls between retained and live ones."""
     random = Random(seed)
     topics = [cores.topic(shard, prefix) for shard in range(3) for prefix in ("a/", "b/", "c/")]
     publishers = {topic: random.randrange(3) for topic in topics}  # each topic has one, so its order is known

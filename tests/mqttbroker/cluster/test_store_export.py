@@ -221,7 +221,7 @@ async def test_a_record_of_another_cluster_is_named(tmp_path: Path) -> None:
 
 
 async def test_a_shard_is_read_behind_its_snapshot(tmp_path: Path) -> None:
-    """What is before the ends and marks of the snapshots is not read: Kafka has deleted it."""
+    """Records before the ends and marks of the snapshots are not read: Kafka has deleted them."""
     gone = 5
     memory = MemoryTopic(SHARDS)
     for _ in range(gone):
