@@ -113,6 +113,9 @@ class CoreHttp:
         _, _, path = request.rel_url.raw_path_qs.partition(f"{API}{SHARDS_PATH}/{number}")
         body = await read_body(request, MAX_BODY) if request.can_read_body else None
         token = request.headers.get("Authorization")
+        if token is None and request.transport is not None and request.transport.get_extra_info("peercert"):
+            # The core would see this node's certificate, which may have another role.
+            raise RequestError(403, "a request to one core needs a token: the certificate of its sender is not passed on")
         try:
             answer = await self._send(int(number), request.method, path, body, token, _FORWARDED not in request.headers)
         except CoreAway as away:
