@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Optional
 
@@ -62,6 +63,7 @@ class ChildProcess:
         process, self.process = self.process, None
         if process is None:
             return None
-        with process:
+        # A request that the process did not take is still in the buffer, which is flushed when it is closed.
+        with suppress(BrokenPipeError), process:
             process.kill()
         return process.returncode
