@@ -190,7 +190,7 @@ class LocalKafka:
                 "transaction.state.log.num.partitions=3",
                 "group.initial.rebalance.delay.ms=0",
                 "group.min.session.timeout.ms=500",
-                # A dead broker is noticed as fast as docs ask operators to configure it.
+                # Not as short as docs/cluster.md asks: on a busy machine, brokers that live would be taken for dead.
                 "broker.session.timeout.ms=1500",
                 "broker.heartbeat.interval.ms=300",
                 "controller.quorum.election.timeout.ms=500",

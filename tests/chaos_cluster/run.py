@@ -37,7 +37,7 @@ from chaos_cluster.log_proof import LOG_ROWS, LogProof
 from chaos_cluster.outages import Outages
 from chaos_cluster.wills import WATCHED, WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
 from support.cluster_nodes import ClusterNode, ClusterNodes
-from support.kafka import KafkaBroker, KafkaCluster, Place
+from support.kafka import PROMPT_FAILOVER, KafkaBroker, KafkaCluster, Place
 from support.namespaces import Network, NetworkMissing
 
 from mqttbroker import build_kind
@@ -400,7 +400,7 @@ def chaos(seed: str, counts: dict[str, int], nodes: int = 3, shards: int = 3, ka
                 counts = {kind: count for kind, count in counts.items() if kind not in ON_LINKS}
         places = [Place(network.address(name), network.command(name)) for name in names] if network is not None else []
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-cluster-")))
-        kafka = stack.enter_context(KafkaCluster(directory, kafka_brokers, places[nodes:]))
+        kafka = stack.enter_context(KafkaCluster(directory, kafka_brokers, places[nodes:], settings=PROMPT_FAILOVER))
         cluster = stack.enter_context(ClusterNodes(kafka, nodes, shards, CONFIG, places=places[:nodes]))
         begin = time.monotonic()
         run = Run(cluster, shards, seed, faults(seed, counts, nodes, kafka_brokers), network)

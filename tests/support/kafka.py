@@ -14,15 +14,16 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, Place, free_ports
 
-__all__ = ["KafkaBroker", "KafkaCluster", "Place", "free_ports"]
+__all__ = ["PROMPT_FAILOVER", "KafkaBroker", "KafkaCluster", "Place", "free_ports"]
+PROMPT_FAILOVER = ("broker.session.timeout.ms=1000", "broker.heartbeat.interval.ms=250")  # as in docs/cluster.md
 
 
 class KafkaCluster(LocalKafka):
     """`LocalKafka`, whose topics can be made and looked at."""
 
-    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = (), **security: Any) -> None:
+    def __init__(self, directory: Path, count: int = 3, places: Sequence[Place] = (), **options: Any) -> None:
         try:
-            super().__init__(directory, count, places, **security)
+            super().__init__(directory, count, places, **options)
         except KafkaMissing as missing:
             pytest.skip(str(missing))
 
