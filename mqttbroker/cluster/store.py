@@ -132,10 +132,6 @@ class KafkaStore:
         self._patience = patience
         self._own = True
 
-    def disown(self) -> None:
-        """Do not take the shard over. To be called as long as it is not loaded."""
-        self._own = False
-
     def status(self) -> ShardStatus:
         """On any thread."""
         shard = self._shard

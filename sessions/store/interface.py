@@ -11,7 +11,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
 
 from sessions.message import Message
 from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow
-from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
+from sessions.write_set import Page, WriteSet
 
 Done = Callable[[WriteSet, Optional[Exception]], None]
 ReadDone = Callable[[WriteSet, List[Page]], None]
@@ -81,22 +81,6 @@ class CommitLog(Protocol):
 
     def stop(self) -> None:
         """Commit everything submitted, and close."""
-
-
-class Tables(Protocol):
-    """The rows that all write sets add up to. For one thread at a time."""
-
-    def recover(self) -> Recovered:
-        """Read all rows that the broker holds in memory."""
-
-    def apply(self, write_set: WriteSet) -> None:
-        """Make the changes of a write set, and delete messages that no entry refers to any more."""
-
-    def read_page(self, request: PageRequest) -> Page:
-        """The page; a failure is its ``error``."""
-
-    def run_query(self, query: EntryQuery) -> None:
-        """Fill in the result of a query; its rows stay empty if they cannot be read."""
 
 
 class Store(CommitLog, Protocol):
