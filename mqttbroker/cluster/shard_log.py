@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from enum import Enum
 from typing import Final, Optional, Protocol
 
@@ -20,6 +21,7 @@ from mqttbroker.cluster.records import (
     Header,
     Takeover,
     decode_header,
+    decode_takeover,
     encode_record,
     encode_takeover,
 )
@@ -182,9 +184,19 @@ class ShardLog:
         else:
             self._count_void(offset, verdict)
         if self.ownership.view.epoch != before:
-            log.info("event=shard_taken_over shard=%d owner=%s epoch=%d", self._shard, header.owner.hex(), offset)
+            self._note_takeover(offset, header, record)
         self._act()
         self._reached()
+
+    def _note_takeover(self, offset: int, header: Header, record: bytes) -> None:
+        node, address, version = "", "", ""
+        with suppress(BadRecord):  # it is valid without the names, which nothing else needs
+            takeover = decode_takeover(record)
+            node, address, version = takeover.node, takeover.address, takeover.version
+        log.info(
+            "event=shard_taken_over shard=%d node=%s address=%s version=%s owner=%s epoch=%d",
+            self._shard, node, address, version, header.owner.hex(), offset,
+        )  # fmt: skip
 
     def _skip(self, offset: int, error: ForeignRecord) -> None:
         self.void += 1

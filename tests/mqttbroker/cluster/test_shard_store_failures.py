@@ -20,7 +20,7 @@ from support.patience import PATIENCE
 from support.store_model import RandomCommits, check_reads, check_recovered
 from support.store_writer import Writer
 
-from mqttbroker.cluster.records import Header, encode_record
+from mqttbroker.cluster.records import TAKEOVER, Header, encode_record
 from mqttbroker.cluster.shard_tables import DATABASE, ShardTables
 from mqttbroker.cluster.snapshot_keeper import SnapshotKeeper
 from mqttbroker.cluster.snapshots import Snapshots
@@ -343,6 +343,27 @@ def test_records_of_another_program_are_void_and_named(tmp_path: Path, caplog: p
     found = [line for line in lines(caplog, "void_record") if " topic=memory partition=0 offset=" in line]
     offsets = [offset for offset, record in enumerate(memory.records[0]) if record in FOREIGN]
     assert [int(line.split("offset=")[1].split()[0]) for line in found] == offsets and len(offsets) == 9
+
+
+@pytest.mark.parametrize("body", [b"", b"\xc1"])
+def test_a_takeover_is_logged_with_its_node_and_one_without_a_name_counts_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, body: bytes
+) -> None:
+    caplog.set_level("INFO", "mqttbroker.cluster")
+    memory, commits = MemoryTopic(), RandomCommits(7)
+    first = memory_store(memory, tmp_path, "one", lost)
+    first.recover()
+    assert Writer(first).outcome(next_commit(commits)) is None  # type: ignore[arg-type]
+    epoch = first.status().epoch
+    first.stop()
+    memory.append(0, encode_record(Header(TAKEOVER, 0, CLUSTER, b"stranger", epoch, 0), body))
+    (tmp_path / "two").mkdir()
+    second = memory_store(memory, tmp_path / "two", "two", lost)
+    check_recovered(second.recover(), commits.rows)
+    second.stop()
+    found = lines(caplog, "shard_taken_over")
+    assert f"node=one address= version= owner={b'one-----'.hex()} epoch={epoch}" in found[0]
+    assert "node= " in found[1] and b"stranger".hex() in found[1]
 
 
 def test_a_record_of_a_newer_program_ends_the_store(tmp_path: Path) -> None:
