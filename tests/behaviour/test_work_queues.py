@@ -70,8 +70,9 @@ def properties_of(message: Publish) -> dict[str, str]:
 
 
 def acknowledge(client: RawClient, messages: list[Publish], reason_code: int = 0) -> None:
+    """Acknowledge, and wait until the broker knows it; packets that come before its answer stay in the inbox."""
     client.send(*(Puback(message.packet_id, reason_code) for message in messages))
-    client.ping()
+    client.inbox = client.ping()
 
 
 def test_messages_wait_for_the_first_consumer_and_each_goes_to_one(broker: BrokerProcess) -> None:

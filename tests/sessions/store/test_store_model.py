@@ -80,13 +80,17 @@ def recovered_number(directory: Path, seed: int, reported: int) -> int:
     writer = Writer(store)
     commits = RandomCommits(seed)
     commits.skip_to(reported)
-    try:
+
+    def check() -> None:
         check_recovered(recovered, commits.rows)
         check_reads(writer, commits.rows)
+        check_records(directory / "streams", commits.rows)
+
+    try:
+        check()
     except AssertionError:
         commits.next()
-        check_recovered(recovered, commits.rows)
-        check_reads(writer, commits.rows)
+        check()
     store.stop()
     check_tables(directory / "broker.db", commits.rows)
     check_records(directory / "streams", commits.rows)
