@@ -124,12 +124,19 @@ class Clients:
 
     def shut_down(self) -> LongWork:
         """Work that disconnects every client; sessions stay."""
+        return _ShutDown(self.connections, self._leaving_code())
+
+    def send_away(self, connections: List[Connection]) -> LongWork:
+        """Work that disconnects some clients, whose sockets are in a process that ends."""
+        return _ShutDown(dict.fromkeys(connections, True), self._leaving_code())
+
+    def _leaving_code(self) -> int:
         redirect = self.terms.redirect
-        return _ShutDown(self.connections, SERVER_SHUTTING_DOWN if redirect is None else redirect.reason_code)
+        return SERVER_SHUTTING_DOWN if redirect is None else redirect.reason_code
 
 
 class _ShutDown(LongWork):
-    """The end of all connections, also of those that are accepted meanwhile."""
+    """The end of all connections in ``connections``, also of those that are added meanwhile."""
 
     def __init__(self, connections: Dict[Connection, bool], reason_code: int) -> None:
         self._connections = connections
@@ -142,7 +149,9 @@ class _ShutDown(LongWork):
     def step(self, budget: int) -> int:
         used: int = 0
         while self._connections and used < budget:
-            next(iter(self._connections)).disconnect(self._reason_code, "server shutting down")
+            connection = next(iter(self._connections))
+            connection.disconnect(self._reason_code, "server shutting down")
+            self._connections.pop(connection, None)
             used += CLOSE_WORK
         return used
 

@@ -1,7 +1,8 @@
 """The frames of a link between the broker's process and a connection worker.
 
 A frame is the kind (1 byte), the number of a client (4 bytes, big-endian; 0 = of the worker itself), the length of the
-body (4 bytes) and the body. Both ends are of the same installation, so frames have no version.
+body (4 bytes) and the body. Frames have no version of their own: a worker and a core of two nodes of a cluster agree on one before
+they begin (`mqttbroker.cluster.link_server`), and any others are of one installation.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ CLOSED: Final = 16  # text, empty if the client closed the connection: the socke
 HELD: Final = 17  # so many bytes (4 bytes) of an incomplete WebSocket frame
 WEBSOCKET_FAILED: Final = 18  # there was no valid handshake
 STATUS: Final = 19  # the answer to PING, JSON: the CPU time of the worker in seconds
+ENDS: Final = 23  # to a core of a cluster: the worker ends, and its clients are to be disconnected with the reason
 HOLDS: Final = 22  # with STATUS, of a worker of a cluster's node: JSON, `Holds`
 
 # To a worker.

@@ -12,6 +12,7 @@ from mqttbroker.net.link_frames import (
     BEGUN,
     CLOSED,
     DATA,
+    ENDS,
     FAILED,
     HELD,
     HOLDS,
@@ -217,6 +218,7 @@ class JoinedClients(WorkerClients):
         links: Dict[Link, bool],
     ) -> None:
         super().__init__(0, listeners, scheduler, _ignore, self._ended, max_clients)
+        self._scheduler = scheduler
         self._links = links
         self._by_name = {listener_name(index, one.listener): one for index, one in enumerate(listeners)}
         self._node = node
@@ -226,6 +228,8 @@ class JoinedClients(WorkerClients):
             self._joined(number, from_worker(Joined.decode, body))
         elif kind == CLOSED:
             pass  # it was not known any more
+        elif kind == ENDS:
+            self._send_away()
         else:
             self._of_client(kind, number, body)
 
@@ -239,6 +243,12 @@ class JoinedClients(WorkerClients):
         # The handshake was in another process, whose certificates and lists may be others.
         tls = None if joined.secured is None else LinkedTls(joined.secured, None)
         self._connect(number, listener, joined, tls)
+
+    def _send_away(self) -> None:
+        """Disconnect all clients: their sockets are about to be closed."""
+        wires = [client.wire for client in self.link.clients.values()]
+        clients = self._scheduler.broker.clients
+        clients.turns.add(clients.send_away([wire.connection for wire in wires if wire is not None]))
 
     def _ended(self) -> None:
         self._links.pop(self.link, None)

@@ -55,7 +55,7 @@ class LinkedClient:
         self._reading_paused = False
         self._written: i64 = 0  # bytes given to the transport that the broker has not been told about
         self._writing_paused = False
-        self._ended = False
+        self.ended = False  # the sending side is closed, or will be behind what was written
 
     # -- the socket -------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class LinkedClient:
     # -- the broker -------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
-        if self._ended:
+        if self.ended:
             return  # the worker is ending, or the link was given up, and the broker has not heard of it
         self._transport.write(data)
         self._written += len(data)
@@ -135,9 +135,9 @@ class LinkedClient:
 
     def end(self) -> None:
         """Close the sending side behind everything that was written."""
-        if self._ended:
+        if self.ended:
             return
-        self._ended = True
+        self.ended = True
         transport = self._transport
         if transport.can_write_eof():
             transport.write_eof()

@@ -11,6 +11,7 @@ from typing import Any, Awaitable, Callable, Dict, List, Optional, Protocol
 
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.net.link_address import LinkAddress
+from mqttbroker.net.link_frames import ENDS
 from mqttbroker.net.worker_setup import Directory
 from mqttbroker.worker.clients import WorkerLink
 
@@ -242,6 +243,18 @@ class CoreLinks:
         for client in list(link.clients.values()):
             client.abort()
         self._lost.pop(link, None)
+
+    def announce_end(self) -> None:
+        """Have the cores disconnect all clients, and open no more links."""
+        for core in self._cores:
+            core.stop()
+        for link in self._open:
+            link.send(ENDS, 0, b"")
+
+    @property
+    def serves(self) -> bool:
+        """Whether there is a client that no core has disconnected."""
+        return any(not client.ended for link in self._open for client in link.clients.values())
 
     def close(self) -> None:
         """Close the sockets of all clients, behind what was written. The links stay open, so that the cores are told."""

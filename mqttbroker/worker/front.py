@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import resource
 import sys
 from typing import Any
@@ -14,11 +15,14 @@ from mqttbroker.worker.clients import WorkerLink
 from mqttbroker.worker.core_links import CoreLinks
 from mqttbroker.worker.held_clients import HeldClients, HeldListener
 
+LEAVING_SECONDS = 3.0  # in which the cores disconnect the clients of a worker that ends
+
 
 class Front:
     """From the worker's setup to its end. Raises OSError for files of TLS that cannot be used."""
 
     def __init__(self, loop: Any, setup: FrontSetup) -> None:
+        self._loop = loop
         self._setup = setup
         self._tls = client_context(*setup.link_files)
         self.links = CoreLinks(loop, self._connect, setup.host, setup.port)
@@ -59,6 +63,15 @@ class Front:
         )
         counters.connections_refused = counters.connections_evicted = counters.websocket_failures = 0
         return found
+
+    async def send_away(self) -> None:
+        """Have the cores disconnect all clients, so that those of version 5 get the reason; returns when they have done so, or after
+        `LEAVING_SECONDS`."""
+        self._held.end()
+        self.links.announce_end()
+        until = self._loop.time() + LEAVING_SECONDS
+        while self.links.serves and self._loop.time() < until:
+            await asyncio.sleep(0.01)
 
     def close(self) -> None:
         """Close all clients' sockets, behind everything that was written."""

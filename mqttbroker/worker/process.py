@@ -63,6 +63,7 @@ class Worker:
             unfinished.handshake.abort()
         self._link.shut_down()
         if self._front is not None:
+            await self._front.send_away()
             self._front.close()
         until = time.monotonic() + CLOSING_SECONDS
         while self._client_count and time.monotonic() < until:

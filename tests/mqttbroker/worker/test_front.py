@@ -23,6 +23,7 @@ from mqttbroker.codec.reason_codes import (
     CLIENT_IDENTIFIER_NOT_VALID,
     PACKET_TOO_LARGE,
     QUOTA_EXCEEDED,
+    SERVER_SHUTTING_DOWN,
     SERVER_UNAVAILABLE,
     SESSION_TAKEN_OVER,
     UNSUPPORTED_PROTOCOL_VERSION,
@@ -339,6 +340,23 @@ def test_clients_go_to_the_new_owner_of_their_shard(node: FrontNode) -> None:
         with RawClient(node.port()) as again:
             assert again.connect(A).reason_code == CLIENT_IDENTIFIER_NOT_VALID
         assert links(node) == [before[0], before[1] + 1]
+
+
+def test_clients_of_a_worker_that_ends_are_told(tmp_path: Path) -> None:
+    """By their cores, which go on; a version 3.1.1 client is closed without a packet."""
+    node = FrontNode(tmp_path, [TCP])
+    with closing(node):
+        node.direct(0, 1)
+        with RawClient(node.port()) as client, RawClient(node.port()) as other, RawClient(node.port(), 4) as older:
+            client.connect(A)
+            other.connect(B)
+            older.connect(A2)
+            node.run(node.node.stop)
+            for one in (client, other):
+                (disconnect,) = one.expect_closed()
+                assert disconnect.reason_code == SERVER_SHUTTING_DOWN  # type: ignore[attr-defined]
+            assert older.expect_closed() == []
+        assert clients(node) == [[], []]
 
 
 # --- listeners --------------------------------------------------------------------------------------------------------
