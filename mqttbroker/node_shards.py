@@ -11,6 +11,7 @@ from typing import Any, Dict, List, Optional, Set
 from mqttbroker import __version__
 from mqttbroker.cluster.core_control import Owners, Snapshot, link_port
 from mqttbroker.cluster.core_processes import FOLLOW, NOTHING, SERVE, ShardCore
+from mqttbroker.cluster.formats import SPOKEN
 from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import CORE, WORKER
 from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, nodes_group
@@ -99,6 +100,7 @@ class NodeShards:
             self.pins,
             [core.shard for core in self.cores if core.failed],
             self.link_key,
+            SPOKEN,
         )
 
     def _assigned(self, directory: Directory) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Final, Optional
 
 import msgspec
 
+from mqttbroker.cluster.formats import SPOKEN, Versions
 from mqttbroker.cluster.link_keys import key_of, new_nonce, proof, proves
 from mqttbroker.net.acceptor import Acceptor, Handshake
 from mqttbroker.net.link_address import LinkAddress
@@ -28,7 +29,6 @@ from mqttbroker.net.proxied_sockets import ProxiedPeer
 
 log = logging.getLogger("mqttbroker.cluster")
 
-PROTOCOL: Final = 2  # version of the links
 MAX_LINE: Final = 16_384  # bytes of a line before a link begins
 GREETING_TIMEOUT: Final = 5.0  # seconds for the TLS handshake, and again for the lines before a link begins
 MAX_HALF_OPEN: Final = 128  # half-open links; one more closes the oldest
@@ -53,12 +53,14 @@ class LinkRefused(OSError):
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of the side that connects.
 
+    ``protocol`` is the newest version that it speaks, ``oldest`` the oldest one; the link's version is the newest one of both sides.
     ``cluster`` is the id of the cluster in hexadecimal, ``kind`` `WORKER` or `CORE`, ``node`` the name of its node, ``from_shard`` the shard of a core,
     ``shard`` the one whose core is meant, ``listeners`` the names of the listeners of a worker, ``now`` Unix seconds (set by
     `connect_link`, as ``nonce`` is), ``digest`` of the settings that must be the same on all nodes.
     """
 
-    protocol: int = PROTOCOL
+    protocol: int = SPOKEN.newest
+    oldest: int = SPOKEN.oldest
     cluster: str
     kind: str
     node: str
@@ -325,8 +327,9 @@ class _Greeted(asyncio.Protocol):
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._refuse_stranger(f"not a first line: {error}")
             return
-        if hello.protocol != PROTOCOL:
-            self._refuse_stranger(f"version {hello.protocol} of the links, this node has {PROTOCOL}")
+        theirs = Versions(hello.oldest, hello.protocol)
+        if SPOKEN.common(theirs) is None:
+            self._refuse_stranger(f"node {hello.node} ({hello.version}) speaks {theirs} of the links, this one {SPOKEN}")
             return
         self._hello = hello
         self._first = line

@@ -17,6 +17,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from mqttbroker.cluster.assignment import Member, Place, assign
+from mqttbroker.cluster.formats import SPOKEN, Versions
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -34,6 +35,7 @@ NO_ERROR: Final = 0
 NOT_AVAILABLE: Final = (14, 15, 16)  # the coordinator loads the group, is not there, or is another one
 ILLEGAL_GENERATION: Final = 22
 UNKNOWN_MEMBER_ID: Final = 25
+INCONSISTENT_GROUP_PROTOCOL: Final = 23
 INVALID_SESSION_TIMEOUT: Final = 26
 REBALANCE_IN_PROGRESS: Final = 27
 MEMBER_ID_REQUIRED: Final = 79
@@ -50,7 +52,7 @@ class NodeInfo(msgspec.Struct):
     ``start`` is the Unix time of its start, ``address`` and ``link_port`` where its links are, ``http`` the URL of its HTTP server or "".
     ``owned`` has the epoch of each shard that it owns or takes over, ``follows``, ``warm`` and ``failed`` as in `Member`. ``pins`` has the
     operator's choices that it knows: node and Unix time, by shard. ``link_key`` is the key of links to it, and not in the text of this
-    object.
+    object. ``version`` is the release, ``formats`` what it speaks.
     """
 
     node: str
@@ -66,6 +68,7 @@ class NodeInfo(msgspec.Struct):
     pins: Dict[int, Tuple[str, float]] = {}
     failed: List[int] = []
     link_key: str = ""
+    formats: Versions = SPOKEN
 
     def __repr__(self) -> str:
         return f"NodeInfo({self.node})"
@@ -73,7 +76,8 @@ class NodeInfo(msgspec.Struct):
 
 class Directory(msgspec.Struct):
     """The message of the group's leader to all members. ``shards`` has the owner and the standbys of each shard; ``moving`` those that
-    wait for a node that does not follow them yet. ``refused`` are the starts of nodes whose name is taken."""
+    wait for a node that does not follow them yet. ``refused`` are the starts of nodes whose name is taken, or that speak no version
+    that all of ``members`` do."""
 
     generation: int
     members: Dict[str, NodeInfo]
@@ -93,10 +97,14 @@ def make_directory(generation: int, infos: List[NodeInfo], shards: int, standbys
     members: Dict[str, NodeInfo] = {}
     refused = []
     pins: Dict[int, Tuple[str, float]] = {}
-    for info in sorted(infos, key=lambda one: (one.start, one.node)):
-        if info.node in members:
+    spoken: Optional[Versions] = None
+    # Those that serve shards stay, whatever their clocks said at their start.
+    for info in sorted(infos, key=lambda one: (not one.owned, one.start, one.node)):
+        common = info.formats if spoken is None else spoken.common(info.formats)
+        if info.node in members or common is None:
             refused.append(info.start)
             continue
+        spoken = common
         members[info.node] = info
         for shard, pin in info.pins.items():
             pins[shard] = max(pin, pins.get(shard, pin), key=lambda one: one[1])
@@ -125,6 +133,20 @@ def _later(members: Dict[str, NodeInfo], places: List[Place]) -> List[Member]:
         follows = frozenset(shard for shard, place in enumerate(places) if name in place.standbys)
         found.append(Member(name, owned, follows, follows, info.draining))
     return found
+
+
+def refusal(own: NodeInfo, members: Dict[str, NodeInfo]) -> str:
+    """Why the node ``own`` is not among ``members``."""
+    other = members.get(own.node)
+    if other is not None:
+        return f"another node of the name {own.node} is in the cluster, at {other.address}:{other.link_port}"
+    for other in members.values():
+        if own.formats.common(other.formats) is None:
+            return (
+                f"this program ({own.version}) speaks {own.formats} of the links and logs, and node {other.node} ({other.version})"
+                f" {other.formats}: upgrade by way of a release that speaks both, or stop all nodes first"
+            )
+    return "the leader of the group has refused it"
 
 
 class Refused(Exception):
@@ -263,6 +285,9 @@ class Membership:
                 self.session_timeout = self._longer.pop(0)
                 reason = f"the Kafka brokers' group.min.session.timeout.ms does not permit {self._wanted_timeout:g} s"
                 log.warning("event=longer_session_timeout seconds=%g reason=%s", self.session_timeout, reason)
+            elif code == INCONSISTENT_GROUP_PROTOCOL:
+                self._refuse(f"the members of the group {self._group} in Kafka speak another protocol than {PROTOCOL}")
+                await asyncio.sleep(RETRY_AFTER)
             elif code != NO_ERROR:
                 self._failed(code)
                 await asyncio.sleep(RETRY_AFTER)
@@ -292,14 +317,8 @@ class Membership:
 
     def _take(self, directory: Directory) -> None:
         own = self._describe()
-        now = asyncio.get_running_loop().time()
         if own.start in directory.refused:
-            other = directory.members[own.node]
-            if not self._refused_since:
-                self._refused_since = now
-            # A node that was killed is a member until its session ends.
-            elif now - self._refused_since > 2 * self.session_timeout:
-                raise Refused(f"another node of the name {own.node} is in the cluster, at {other.address}:{other.link_port}")
+            self._refuse(refusal(own, directory.members))
             return
         self._refused_since = 0.0
         self.directory = directory
@@ -309,6 +328,14 @@ class Membership:
             ",".join(str(shard) for shard, (_, standbys) in enumerate(directory.shards) if own.node in standbys),
         )  # fmt: skip
         self._assigned(directory)
+
+    def _refuse(self, reason: str) -> None:
+        """Raise `Refused` if this node is refused for longer than one that was killed may still be a member."""
+        now = asyncio.get_running_loop().time()
+        if not self._refused_since:
+            self._refused_since = now
+        elif now - self._refused_since > 2 * self.session_timeout:
+            raise Refused(reason)
 
     # -- staying -----------------------------------------------------------------
 

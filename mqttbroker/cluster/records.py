@@ -11,7 +11,9 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-MAGIC: Final = b"MQK1"
+PREFIX: Final = b"MQK"  # of all versions
+VERSION: Final = b"1"
+MAGIC: Final = PREFIX + VERSION
 ID_BYTES: Final = 8  # of the id of a cluster, and of an owner
 
 TAKEOVER: Final = 1
@@ -70,6 +72,10 @@ def decode_header(record: bytes) -> Header:
     if len(record) < HEADER_BYTES:
         raise ForeignRecord(f"a record of {len(record)} bytes")
     magic, kind, flags, shard, cluster, owner, epoch, sequence = _HEADER.unpack_from(record)
+    if magic != MAGIC and magic.startswith(PREFIX):
+        # To pass over it would lose its messages.
+        version = magic[len(PREFIX) :].decode("latin-1")
+        raise BadRecord(f"a record of version {version!r}, this program reads {VERSION.decode()}: written by a newer program?")
     if magic != MAGIC:
         raise ForeignRecord(f"a record that begins with {magic!r}, not with {MAGIC!r}")
     header = Header(kind, shard, cluster, owner, epoch, sequence, flags)

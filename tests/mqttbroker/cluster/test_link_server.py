@@ -18,6 +18,7 @@ import uvloop
 from support.patience import PATIENCE
 
 from mqttbroker.cluster import link_server
+from mqttbroker.cluster.formats import SPOKEN
 from mqttbroker.cluster.link_keys import key_of, new_key, proof
 from mqttbroker.cluster.link_server import (
     ACCEPTS,
@@ -231,7 +232,8 @@ def test_a_key_is_in_no_text_of_an_address_or_a_node() -> None:
         ({"digest": "e"}, "other settings"),
         ({"listeners": ("tls-2",)}, "tls-2"),
         ({"kind": CORE}, "no links of the kind 'core'"),
-        ({"protocol": 1}, "version 1"),
+        ({"protocol": 1, "oldest": 1}, r"node n1 \(1\) speaks version 1 of the links, this one version 2"),
+        ({"protocol": 4, "oldest": 3}, "speaks versions 3 to 4 of the links"),
     ],
 )
 def test_a_link_that_does_not_fit_is_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
@@ -242,6 +244,19 @@ def test_a_link_that_does_not_fit_is_refused_with_the_reason(changes: dict[str, 
         with pytest.raises(LinkRefused, match=reason):
             await connect_link(accepting.address(kind=hello.kind), None, hello, Collector())
         assert not accepting.links and accepting.server.refused == 1
+        accepting.server.close()
+
+    uvloop.run(run())
+
+
+def test_a_process_that_speaks_an_older_version_too_has_a_link() -> None:
+    async def run() -> None:
+        accepting = Accepting()
+        await accepting.server.start()
+        newer = msgspec.structs.replace(HELLO, protocol=SPOKEN.newest + 1, oldest=SPOKEN.newest)
+        await connect_link(accepting.address(), None, newer, Collector())
+        (hello,) = accepting.hellos
+        assert (hello.oldest, hello.protocol) == (SPOKEN.newest, SPOKEN.newest + 1)
         accepting.server.close()
 
     uvloop.run(run())

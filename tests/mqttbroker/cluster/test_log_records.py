@@ -13,6 +13,7 @@ from mqttbroker.cluster.records import (
     RELEASE,
     TAKEOVER,
     BadRecord,
+    ForeignRecord,
     Header,
     Takeover,
     decode_header,
@@ -50,11 +51,21 @@ def test_a_record_has_its_header_and_its_body(header: Header, body: bytes) -> No
         (encode_record(HEADER, b"")[:-1], f"a record of {HEADER_BYTES - 1} bytes"),
         (b"{}" + bytes(HEADER_BYTES), "begins with"),
         (encode_record(HEADER._replace(kind=9), b""), "unknown kind 9"),
+        (b"MQK2" + bytes(HEADER_BYTES), "a record of version '2', this program reads 1"),
     ],
 )
 def test_other_bytes_are_no_record(record: bytes, reason: str) -> None:
     with pytest.raises(BadRecord, match=reason):
         decode_header(record)
+
+
+def test_a_record_of_a_newer_version_is_not_passed_over() -> None:
+    """A record of another program is void; one of a newer version has messages."""
+    with pytest.raises(ForeignRecord):
+        decode_header(b"XQK1" + bytes(HEADER_BYTES))
+    with pytest.raises(BadRecord) as raised:
+        decode_header(b"MQK2" + bytes(HEADER_BYTES))
+    assert not isinstance(raised.value, ForeignRecord)
 
 
 def test_a_takeover_names_its_node() -> None:

@@ -9,7 +9,8 @@ from typing import Optional
 import pytest
 from support.kafka import KafkaCluster
 
-from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, make_directory
+from mqttbroker.cluster.formats import Versions
+from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, make_directory, refusal
 
 pytestmark = pytest.mark.one_build
 
@@ -28,6 +29,25 @@ def test_of_two_members_of_one_name_the_newer_is_refused() -> None:
     directory = make_directory(1, [info("a", 7.0), info("a", 3.0), info("b", 5.0)], SHARDS, 1)
     assert directory.refused == [7.0]
     assert directory.members["a"].start == 3.0
+
+
+def test_a_node_that_speaks_no_version_of_the_others_is_refused() -> None:
+    old = [info("a", 1.0, formats=Versions(2, 2)), info("b", 2.0, formats=Versions(2, 2))]
+    both, newer = info("c", 3.0, formats=Versions(2, 3)), info("d", 4.0, formats=Versions(3, 3))
+    directory = make_directory(1, [newer, both, *old], SHARDS, 1)
+    assert list(directory.members) == ["a", "b", "c"] and directory.refused == [4.0]
+    assert refusal(newer, directory.members) == (
+        "this program (1) speaks version 3 of the links and logs, and node a (1) version 2:"
+        " upgrade by way of a release that speaks both, or stop all nodes first"
+    )
+    upgraded = make_directory(2, [newer, both, info("a", 5.0, formats=Versions(2, 3))], SHARDS, 1)
+    assert sorted(upgraded.members) == ["a", "c", "d"] and not upgraded.refused
+
+
+def test_a_node_that_serves_shards_stays_whatever_its_clock_says() -> None:
+    serving = info("a", 9.0, {0: 1}, formats=Versions(2, 2))
+    assert list(make_directory(1, [info("b", 1.0, formats=Versions(3, 3)), serving], SHARDS, 1).members) == ["a"]
+    assert make_directory(1, [info("a", 1.0), serving], SHARDS, 1).refused == [1.0]
 
 
 def test_the_last_choice_of_an_operator_counts() -> None:
