@@ -41,6 +41,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.net.link import Link
 from mqttbroker.net.link_address import LinkAddress
+from mqttbroker.net.link_frames import RELEASING
 from mqttbroker.net.listeners import OpenListener, defect
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import JoinedClients
@@ -294,7 +295,9 @@ class ShardCore:
         cluster = self._settings.cluster
 
         def worker(hello: Hello) -> Link:
-            link = JoinedClients(self._listeners, scheduler, hello.node, most_sockets(), self._links_of_clients).link
+            link = JoinedClients(
+                self._listeners, scheduler, hello.node, most_sockets(), self._links_of_clients, lambda: self._accepts
+            ).link
             self._links_of_clients[link] = True
             return link
 
@@ -323,8 +326,11 @@ class ShardCore:
         log.info("event=shard_served shard=%d", self.shard)
 
     def stop_accepting(self) -> None:
+        self._accepts = False
         if self._server is not None:
             self._server.close()
+        for link in self._links_of_clients:
+            link.send(RELEASING, 0, b"")
 
     async def stop(self) -> None:
         if self._undecided is not None:

@@ -45,6 +45,7 @@ RELOAD: Final = 35  # pickled `WorkerSetup`: read the certificates again
 STOP: Final = 36  # accept no more connections
 PING: Final = 37  # answer with STATUS
 DIRECTORY: Final = 38  # JSON, `Directory`; to a worker of a cluster's node
+RELEASING: Final = 39  # from the core of a shard: clients that come from now on are for its next owner
 
 
 class LinkError(Exception):

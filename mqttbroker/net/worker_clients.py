@@ -12,6 +12,7 @@ from mqttbroker.net.link_frames import (
     BEGUN,
     CLOSED,
     DATA,
+    END,
     ENDS,
     FAILED,
     HELD,
@@ -206,7 +207,7 @@ class JoinedClients(WorkerClients):
     """The clients of one worker as the core of a shard has them: the worker has admitted them, and each begins with its CONNECT.
 
     ``node`` is the name of the worker's node, for the log. The link is taken out of ``links`` when it is lost. A frame that no honest worker
-    sends ends it.
+    sends ends it. While ``accepts`` returns false, clients that come are closed before they are answered.
     """
 
     def __init__(
@@ -216,9 +217,11 @@ class JoinedClients(WorkerClients):
         node: str,
         max_clients: int,
         links: Dict[Link, bool],
+        accepts: Callable[[], bool],
     ) -> None:
         super().__init__(0, listeners, scheduler, _ignore, self._ended, max_clients)
         self._scheduler = scheduler
+        self._accepts = accepts
         self._links = links
         self._by_name = {listener_name(index, one.listener): one for index, one in enumerate(listeners)}
         self._node = node
@@ -234,6 +237,9 @@ class JoinedClients(WorkerClients):
             self._of_client(kind, number, body)
 
     def _joined(self, number: int, joined: Joined) -> None:
+        if not self._accepts():
+            self.link.send(END, number, b"")
+            return
         self._check_new(number)
         listener = self._by_name.get(joined.listener)
         if listener is None:

@@ -11,7 +11,7 @@ from typing import Any, Awaitable, Callable, Dict, List, Optional, Protocol
 
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.net.link_address import LinkAddress
-from mqttbroker.net.link_frames import ENDS
+from mqttbroker.net.link_frames import ENDS, RELEASING
 from mqttbroker.net.worker_setup import Directory
 from mqttbroker.worker.clients import WorkerLink
 
@@ -201,7 +201,11 @@ class CoreLinks:
         def lost() -> None:
             self._link_lost(core, link)
 
-        link = WorkerLink(self._loop, _ignore, lost)
+        def control(kind: int, number: int, body: bytes) -> None:
+            if kind == RELEASING and core.link is link:
+                core.link = None  # its clients stay until their core closes them
+
+        link = WorkerLink(self._loop, control, lost)
         self._open[link] = True
         return link
 
@@ -262,7 +266,3 @@ class CoreLinks:
             core.stop()
         for link in list(self._open):
             self._end_clients(link)
-
-
-def _ignore(kind: int, number: int, body: bytes) -> None:
-    """A frame for a client that has left."""

@@ -23,7 +23,7 @@ from chaos.schedule import Load
 from chaos.verdict import findings, judge_deliveries
 from chaos_cluster.run import ROWS, SUBSCRIBED, end
 from chaos_cluster.wills import WATCHED, WILLS, Mortal, complete, judge_wills
-from support.cluster_nodes import ClusterNode, ClusterNodes, port_ranges, wait_until_ready
+from support.cluster_nodes import TOKEN, ClusterNode, ClusterNodes, port_ranges, wait_until_ready
 from support.command_line import run
 from support.core import wait_until
 from support.kafka import KafkaCluster
@@ -38,7 +38,6 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import SERVER_SHUTTING_DOWN, SERVER_UNAVAILABLE
 
 NODES, SHARDS = 3, 3
-TOKEN = "a-token-of-tests-0123456789"
 RETRY = 0.02  # seconds between two attempts to connect
 DELAYED = 3600  # seconds that a will is delayed, longer than the test
 VERSION_3_UNAVAILABLE = 3
@@ -338,6 +337,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNodes]:
         with ClusterNodes(
             kafka, NODES, SHARDS, CONFIG, replication=1, min_insync_replicas=1, session_timeout="10s"
         ) as nodes:
+            for node in nodes.nodes:
+                node.protected = True
             yield nodes
 
 

@@ -20,6 +20,7 @@ from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.net.link_address import LinkAddress
+from mqttbroker.net.link_frames import RELEASING
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
@@ -67,6 +68,7 @@ class CoreEnd:
         self.hellos: list[Hello] = []
         self.links: list[JoinedClients] = []
         self.refusal = ""
+        self.accepts = True  # clients
         self._server: Optional[LinkServer] = None
         self.key = new_key()
         self.address = LinkAddress("127.0.0.1", 0, key_of(self.key, WORKER))
@@ -87,13 +89,20 @@ class CoreEnd:
 
     def _link(self, _: Hello) -> Any:
         part = self.part
-        clients = JoinedClients(part.listeners, part.scheduler, "n", 1000, {})
+        clients = JoinedClients(part.listeners, part.scheduler, "n", 1000, {}, lambda: self.accepts)
         self.links.append(clients)
         return clients.link
 
     def close_links(self) -> None:
         for one in self.links:
             one.link.close()
+
+    def release(self) -> None:
+        """Take no more clients."""
+        self.accepts = False
+        self.close()
+        for one in self.links:
+            one.link.send(RELEASING, 0, b"")
 
     @property
     def clients(self) -> list[str]:

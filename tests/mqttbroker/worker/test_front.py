@@ -342,6 +342,34 @@ def test_clients_go_to_the_new_owner_of_their_shard(node: FrontNode) -> None:
         assert links(node) == [before[0], before[1] + 1]
 
 
+def test_a_client_that_comes_while_a_shard_is_released_waits_for_the_next_owner(tmp_path: Path) -> None:
+    with closing(FrontNode(tmp_path, [TCP])) as node:
+        node.direct(0, 1)
+        core = node.cores[0]
+        with RawClient(node.port()) as client, RawClient(node.port()) as late:
+            client.connect(A)
+            node.call(core.release)
+            client.ping()  # its core closes it by itself; the worker knows of the release now
+            late.send(Connect(A2, 5))
+            client.ping()
+            assert clients(node)[0] == [A]
+            core.accepts = True
+            node.run(core.listen)
+            assert late.receive().reason_code == 0  # type: ignore[attr-defined]
+
+
+def test_a_core_that_releases_its_shard_answers_nobody_who_comes_late(tmp_path: Path) -> None:
+    """The worker may have sent the client before it heard of the release."""
+    with closing(FrontNode(tmp_path, [TCP])) as node:
+        node.direct(0, 1)
+        with RawClient(node.port()) as client, RawClient(node.port()) as late:
+            client.connect(A)
+            node.cores[0].accepts = False
+            late.send(Connect(A2, 5))
+            assert late.expect_closed() == []
+            client.ping()
+
+
 def test_clients_of_a_worker_that_ends_are_told(tmp_path: Path) -> None:
     """By their cores, which go on; a version 3.1.1 client is closed without a packet."""
     node = FrontNode(tmp_path, [TCP])
