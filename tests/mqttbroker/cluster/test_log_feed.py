@@ -83,7 +83,7 @@ def test_a_record_of_another_log_is_named() -> None:
 
 def test_bytes_of_another_program_are_passed_over() -> None:
     batches = FeedBatches(0, first_mark(1), CLUSTER)
-    log = [b"{}", b"", *LOG[:1], b"MQK0" + bytes(60), LOG[1].replace((0).to_bytes(8, "little"), (2).to_bytes(8, "little"), 1)]
+    log = [b"{}", b"", *LOG[:1], b"MQ" + bytes(60), LOG[1].replace((0).to_bytes(8, "little"), (2).to_bytes(8, "little"), 1)]
     found = [batches.read(offset, record) for offset, record in enumerate(log)]
     assert topics([one for one in found if one is not None]) == TOPICS[:1] and batches.void == 3
 

@@ -327,7 +327,7 @@ def test_a_commit_that_is_submitted_while_kafka_is_away_is_undecided_until_it_is
 # -- bytes of others in the log -------------------------------------------------------
 
 
-FOREIGN = [b"", b"{}", b"MQK0" + bytes(200), bytes(10_000)]
+FOREIGN = [b"", b"{}", b"MQ" + bytes(200), bytes(10_000)]
 
 
 def test_records_of_another_program_are_void_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
