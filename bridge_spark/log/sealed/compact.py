@@ -23,7 +23,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from bridge_spark.log.columns import PropertyError, decode_properties
 from bridge_spark.log.record_batch import CorruptBatch
-from bridge_spark.log.sealed.footer import KEY, Footer, RowGroup, encode_time_index, load_footer, verify_file
+from bridge_spark.log.sealed.footer import GAPS_ONLY, KEY, Footer, RowGroup, encode_time_index, load_footer, verify_file
 from bridge_spark.log.sealed.writer import (
     DICTIONARIES,
     ENCODINGS,
@@ -61,7 +61,7 @@ def compact(files: Sequence[Path], key: str, tombstones_before: int, now: int, m
     """
     footers = [load_footer(path) for path in files]
     # Segments behind one that is not compacted count as not compacted: a restored copy may have mixed old and new files.
-    dirty = next((number for number, footer in enumerate(footers) if not footer.compacted_at), len(files))
+    dirty = next((number for number, footer in enumerate(footers) if footer.compacted_at <= GAPS_ONLY), len(files))
     keys: Keys = {}
     end = dirty
     while end < len(files) and (end == dirty or len(keys) < most_keys):

@@ -30,6 +30,7 @@ from bridge_spark.log.sparse_index import IndexEntry
 KEY = "mqttbroker.segment"
 FORMAT_VERSION = 1
 FORMAT_OF_COMPACTED = 2  # a row whose topic is null stands for a record that was removed
+GAPS_ONLY = 1  # `Footer.compacted_at` of a file whose null rows never were records; the compaction has not read it
 MAGIC = b"PAR1"
 TAIL_BYTES = 64 * 1024  # first read from the end of a file; most footers are shorter
 READ_BYTES = 1 << 20
@@ -77,7 +78,7 @@ class Footer(NamedTuple):
     size: int
     data_bytes: int  # before the footer
     data_crc: int
-    compacted_at: int = 0  # when it was first compacted; 0 = it was not
+    compacted_at: int = 0  # when it was first compacted; 0 = it was not, `GAPS_ONLY` = neither, but it has rows without a record
 
     @property
     def rows(self) -> int:

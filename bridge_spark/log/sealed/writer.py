@@ -122,7 +122,7 @@ def _write(source: ClosedSegment, sink: ChecksummedFile) -> Footer:
                 lost.append(part)
                 continue
             position = file.tell()
-            writer.write_table(_columns(part, source))
+            writer.write_table(stored_columns(part, source))
             times = part.stored.column("timestamp").cast(pa.int64()).to_pylist()
             index = encode_time_index(times)
             end = file.tell()
@@ -204,7 +204,8 @@ class _PendingRows:
         return pa.Array.from_buffers(STORED_TYPES[name], self.count, [None, starts.buffers()[1], values])
 
 
-def _columns(part: StoredRows, source: ClosedSegment) -> pa.Table:
+def stored_columns(part: StoredRows, source: ClosedSegment, schema: pa.Schema = SCHEMA) -> pa.Table:
+    """The rows of a row group with all columns of a sealed segment."""
     stored = part.stored
     count = stored.num_rows
     flags = stored.column("flags")
@@ -218,7 +219,7 @@ def _columns(part: StoredRows, source: ClosedSegment) -> pa.Table:
         "stream": pa.repeat(source.stream, count),
         **_property_columns(stored.column("properties")),
     }
-    return pa.Table.from_arrays([columns[name] for name in SCHEMA.names], schema=SCHEMA)
+    return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _property_columns(encoded: pa.Array) -> dict[str, Any]:
@@ -254,7 +255,7 @@ def _compare(source: ClosedSegment, written: Footer, target: Path, fd: int) -> N
             if isinstance(part, LostRange):
                 continue
             read = file.read_row_group(number, use_threads=False)
-            if not read.cast(SCHEMA).equals(_columns(part, source)):
+            if not read.cast(SCHEMA).equals(stored_columns(part, source)):
                 raise CorruptBatch(written.groups[number].position, "the rows read back differ from those written")
             number += 1
         if number != file.num_row_groups:
