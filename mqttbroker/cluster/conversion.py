@@ -16,7 +16,10 @@ from sessions.rows import (
     ENTRY_COLUMNS,
     MESSAGE_COLUMNS,
     RECEIVED_COLUMNS,
+    SUBSCRIPTION_READER,
+    OffsetsRow,
     ProducerRow,
+    ReaderRow,
     RetainedRow,
     SessionRow,
     SubscriptionRow,
@@ -28,7 +31,7 @@ ROW_BYTES: Final = 64  # of the memory of a row, beside its texts
 
 
 class Carried(NamedTuple):
-    """How much of a store the write sets have; ``readers`` of streams are not carried, for streams are topics of Kafka."""
+    """How much of a store the write sets have; ``readers`` are those of streams."""
 
     sessions: int
     subscriptions: int
@@ -71,13 +74,12 @@ class StoreRows:
     def write_sets(self) -> Iterator[tuple[int, WriteSet]]:
         """All write sets, each with its shard, in the order in which a shard is to get them. Raises `sqlite3.Error`."""
         for rows in (
-            self._sessions, self._subscriptions, self._queues, self._received, self._retained, self._producers,
+            self._sessions, self._subscriptions, self._queues, self._received, self._retained, self._producers, self._readers,
         ):
             yield from rows()
         for shard, part in enumerate(self._parts):
             if part.write_set.has_changes():
                 yield shard, part.write_set
-        (self._counts["readers"],) = self._connection.execute("SELECT count(*) FROM stream_readers").fetchone()
 
     def _make_room(self, shard: int, size: int) -> Iterator[tuple[int, WriteSet]]:
         """Have room for a row of ``size`` bytes in a shard's part; a part that has none goes."""
@@ -154,3 +156,22 @@ class StoreRows:
             for shard in range(self._shards.count):
                 yield from self._make_room(shard, len(row.user_name) + len(row.producer_id) + len(row.missing))
                 self._parts[shard].write_set.producers.append(row)
+
+    def _readers(self) -> Iterator[tuple[int, WriteSet]]:
+        """A cluster has nobody who reads on, but a single broker that gets the store back does."""
+        shard_of: Dict[int, int] = {}
+        for found in self._select(ReaderRow._fields, "stream_readers ORDER BY reader_id"):
+            row = ReaderRow._make(found)
+            shard = self._shards.of_text(row.name) if row.kind != SUBSCRIPTION_READER else self._shard_of.get(row.session_id)
+            if shard is None:
+                continue  # of a deleted session
+            shard_of[row.reader_id] = shard
+            yield from self._make_room(shard, len(row.name) + len(row.topic_filter))
+            self._parts[shard].write_set.readers.append(row)
+            self._counts["readers"] += 1
+        for found in self._select(OffsetsRow._fields, "stream_offsets ORDER BY reader_id, partition"):
+            offsets = OffsetsRow._make(found)
+            shard = shard_of.get(offsets.reader_id)
+            if shard is not None:
+                yield from self._make_room(shard, len(offsets.pending))
+                self._parts[shard].write_set.offsets.append(offsets)

@@ -8,7 +8,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from sessions.rows import ENTRY_COLUMNS, MESSAGE_COLUMNS, ProducerRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.rows import (
+    ENTRY_COLUMNS,
+    MESSAGE_COLUMNS,
+    SUBSCRIPTION_READER,
+    OffsetsRow,
+    ProducerRow,
+    ReaderRow,
+    RetainedRow,
+    SessionRow,
+    SubscriptionRow,
+)
 from sessions.session import CORE_PREFIX
 from sessions.store.database import Database
 from sessions.store.disk import sync_directory
@@ -21,6 +31,7 @@ class Merged(NamedTuple):
     subscriptions: int
     queued: int
     retained: int
+    readers: int
 
 
 def merge_shards(database: Path, shards: Iterable[Path]) -> Merged:
@@ -36,6 +47,7 @@ def merge_shards(database: Path, shards: Iterable[Path]) -> Merged:
         connection = target.connection
         # The new id of each session of a shard.
         connection.execute("CREATE TEMP TABLE ids (old INTEGER PRIMARY KEY, new INTEGER NOT NULL)")
+        connection.execute("CREATE TEMP TABLE reader_ids (old INTEGER PRIMARY KEY, new INTEGER NOT NULL)")
         for shard in shards:
             connection.execute("ATTACH ? AS shard", (str(shard),))
             connection.execute("BEGIN IMMEDIATE")
@@ -54,7 +66,7 @@ def merge_shards(database: Path, shards: Iterable[Path]) -> Merged:
     return merged
 
 
-_COUNTED = ("sessions", "subscriptions", "queue", "retained")
+_COUNTED = ("sessions", "subscriptions", "queue", "retained", "stream_readers")
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
@@ -84,9 +96,26 @@ def _copy(connection: sqlite3.Connection) -> None:
         + " WHERE rows.id IN (SELECT message_id FROM shard.queue JOIN temp.ids ON ids.old = queue.session_id)",
         (messages,),
     )
+    _copy_readers(connection)
     connection.execute(_insert("retained", RetainedRow._fields, {}))
     # Every shard has those that `import-store` brought.
     connection.execute(_insert("producers", ProducerRow._fields, {}, "INSERT OR IGNORE"))
+
+
+def _copy_readers(connection: sqlite3.Connection) -> None:
+    """Copy the readers of streams of one shard, which a single broker had before `import-store`."""
+    readers = _number(connection, "SELECT coalesce(max(reader_id), 0) FROM main.stream_readers")
+    connection.execute("DELETE FROM temp.reader_ids")
+    connection.execute(
+        "INSERT INTO temp.reader_ids SELECT reader_id, ?1 + row_number() OVER (ORDER BY reader_id) FROM shard.stream_readers"
+        " WHERE kind <> ?2 OR session_id IN (SELECT old FROM temp.ids)",
+        (readers, SUBSCRIPTION_READER),
+    )
+    of_reader = " JOIN temp.reader_ids ON reader_ids.old = rows.reader_id"
+    session = "coalesce((SELECT new FROM temp.ids WHERE old = rows.session_id), rows.session_id)"
+    changed = {"reader_id": "reader_ids.new", "session_id": session}
+    connection.execute(_insert("stream_readers", ReaderRow._fields, changed) + of_reader)
+    connection.execute(_insert("stream_offsets", OffsetsRow._fields, {"reader_id": "reader_ids.new"}) + of_reader)
 
 
 _OF_SESSION = " JOIN temp.ids ON ids.old = rows.session_id"

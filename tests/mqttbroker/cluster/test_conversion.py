@@ -73,8 +73,12 @@ def test_each_row_is_in_its_shard_and_nowhere_else(seed: int, most_bytes: int, t
         assert sorted(one.subscriptions) == sorted(row for row in expected.subscriptions if row.session_id in ids)
         assert sorted(one.retained) == sorted(row for row in expected.retained if shards.of_text(row.topic) == shard)
         assert sorted(one.producers) == sorted(expected.producers)
+        of_names = {row.reader_id for row in expected.readers if shards.of_text(row.name) == shard}
+        assert one.readers == [row for row in expected.readers if row.reader_id in of_names]
+        assert one.offsets == [row for row in expected.offsets if row.reader_id in of_names]
         for session_id in ids:
             assert entries(converted[shard].tables, session_id) == entries(before, session_id)
+    assert carried.readers == len(expected.readers) > 0
     for tables in converted:
         tables.close()
     whole.close()

@@ -26,7 +26,7 @@ from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.publisher import BUS
 from sessions.message import Message
-from sessions.rows import MarkRow, SessionRow, SubscriptionRow
+from sessions.rows import SUBSCRIPTION_READER, MarkRow, OffsetsRow, ReaderRow, SessionRow, SubscriptionRow
 from sessions.session import NEVER
 from sessions.store.database import Database
 from sessions.store.interface import Recovered
@@ -105,11 +105,19 @@ def random_store(path: Path, seed: int) -> None:
         tables.begin()
         tables.apply(write_set)
         tables.commit()
+    last = WriteSet()  # a subscription to a stream: the other readers are groups
+    reader, session = 1 << 20, min(row.session_id for row in tables.recover().sessions)
+    last.readers = [ReaderRow(reader, SUBSCRIPTION_READER, session, "$stream/s", "s", "", "earliest", 1, 5)]
+    last.offsets = [OffsetsRow(reader, 0, 17, 20, b"pending"), OffsetsRow(reader, 1, 4, 4, b"")]
+    tables.begin()
+    tables.apply(last)
+    tables.commit()
     database.close()
 
 
-def contents(path: Path) -> tuple[dict[str, object], list[object], list[object]]:
-    """The sessions of a store with all that is theirs, without row ids and the time of the disconnect; retained messages; producers."""
+def contents(path: Path) -> tuple[dict[str, object], list[object], list[object], list[object]]:
+    """The sessions of a store with all that is theirs, without row ids and the time of the disconnect; retained messages; producers;
+    readers of streams with their offsets."""
     database = Database(path, durable=True)
     database.open(may_be_new=False)
     tables = SqliteTables(database.connection, path)
@@ -125,7 +133,16 @@ def contents(path: Path) -> tuple[dict[str, object], list[object], list[object]]
             sorted(page.received),
         )
     database.close()
-    return sessions, sorted(found.retained), sorted(found.producers)
+    client_ids = {row.session_id: row.client_id for row in found.sessions}
+    readers: list[object] = sorted(
+        (
+            client_ids.get(row.session_id, str(row.session_id)),
+            row[1:2] + row[3:],
+            [one[1:] for one in found.offsets if one.reader_id == row.reader_id],
+        )
+        for row in found.readers
+    )
+    return sessions, sorted(found.retained), sorted(found.producers), readers
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -138,7 +155,7 @@ async def test_a_store_that_was_imported_is_exported_as_it_was(seed: int, tmp_pa
     found = merged(shards, after)
     expected, exported = contents(before), contents(after)
     assert exported == expected
-    assert found.sessions == len(expected[0]) > 0 and found.queued > 0
+    assert found.sessions == len(expected[0]) > 0 and found.queued > 0 and found.readers == len(expected[3]) > 1
     assert shards.routed == 0
 
 
@@ -254,4 +271,4 @@ async def test_a_shard_is_read_behind_its_snapshot(tmp_path: Path) -> None:
     owner.commit(more)
     shards = OfflineShards(Started(memory, 1.0), CLUSTER, SHARDS, tmp_path / "shards", snapshot, build)
     await shards.read()
-    assert merged(shards, tmp_path / "after" / "core.db") == Merged(1, 1, 0, 0)
+    assert merged(shards, tmp_path / "after" / "core.db") == Merged(1, 1, 0, 0, 0)
