@@ -9,14 +9,11 @@ import secrets
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, List, Tuple
 
 from mqttbroker.config.load import load_settings
 
 COMMAND = "import-store"
-
-# Exit status if not everything was imported.
-INCOMPLETE = 3
 
 TOPICS_WAIT = 20.0  # seconds until all Kafka brokers know the topics that were created
 TOPICS_RETRY = 0.5  # seconds
@@ -26,13 +23,17 @@ def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``mqttbroker``."""
     parser: argparse.ArgumentParser = commands.add_parser(
         COMMAND,
-        help="carry the sessions and retained messages of a single broker into a new cluster",
+        help="carry the sessions, retained messages and streams of a single broker into a new cluster",
         description="The broker must have been stopped in order, and no node of the cluster may run yet. Exit status: 0 if"
-        f" everything was imported, {INCOMPLETE} if a line on stderr names what was not, 1 if nothing was, 2 if the call was wrong.",
+        " everything was imported, 1 if not, with one line that says what to do, 2 if the call was wrong.",
         allow_abbrev=False,
     )
     parser.add_argument("directory", metavar="DIR", type=Path, help="the data directory of the single broker")
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the TOML file of a node of the cluster")
+    parser.add_argument(
+        "--leave-out", metavar="STREAM", action="append", default=[],
+        help="do not import the records of this stream; may be given several times",
+    )  # fmt: skip
 
 
 def run(options: argparse.Namespace) -> int:
@@ -46,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
         print(f"mqttbroker {COMMAND}: {options.config} has no [cluster]", file=sys.stderr)
         return 2
     try:
-        carried = asyncio.run(_import(settings, options.directory))
+        carried, streams = asyncio.run(_import(settings, options.directory, options.leave_out))
     except (ImportFailure, LogFailure, StoreError, sqlite3.Error) as error:
         reason = str(error)
     except OSError as error:
@@ -54,28 +55,35 @@ def run(options: argparse.Namespace) -> int:
     else:
         print(
             f"{options.directory} -> {settings.cluster.log_topic}: {carried.sessions} sessions, {carried.subscriptions}"
-            f" subscriptions, {carried.queued} queued messages, {carried.retained} retained messages"
+            f" subscriptions, {carried.queued} queued messages, {carried.retained} retained messages,"
+            f" {carried.readers} readers of streams"
         )
-        if carried.readers:
-            print(f"not imported: the offsets of {carried.readers} readers of streams, which are topics of Kafka in a cluster",
-                  file=sys.stderr)  # fmt: skip
-        return INCOMPLETE if carried.readers else 0
+        for stream in streams:
+            print(f"stream {stream.name} -> {stream.topic}: {stream.records} records in {stream.partitions} partitions, with their offsets")
+            for partition, first, end in stream.lost:
+                print(f"stream {stream.name}, partition {partition}: offsets {first} to {end - 1} were lost to damage before")
+        return 0
     print(f"mqttbroker {COMMAND}: {reason}", file=sys.stderr)
     return 1
 
 
-async def _import(settings: Any, directory: Path) -> Any:
+async def _import(settings: Any, directory: Path, left_out: List[str]) -> Tuple[Any, List[Any]]:
+    """Import everything; returns what the store and each stream had. All that can be checked is checked before anything is written."""
     from mqttbroker import __version__
     from mqttbroker.admin.repair import DATABASE
     from mqttbroker.cluster.kafka_connection import connection
     from mqttbroker.cluster.kafka_log import KafkaLog
     from mqttbroker.cluster.records import ID_BYTES, Takeover
     from mqttbroker.cluster.store_import import StoreImport, lock_store
+    from mqttbroker.cluster.stream_import import StreamImport
 
     cluster = settings.cluster
-    lock = lock_store(directory, directory / DATABASE)
+    database = directory / DATABASE
+    lock = lock_store(directory, database)
     try:
         kafka_connection = connection(cluster)
+        streams = StreamImport(kafka_connection, cluster, settings.streams, settings.longest_packet, directory, left_out)
+        streams.plan(database)
         record_cluster = await _prepare_topics(kafka_connection, cluster)
         log = KafkaLog(kafka_connection, cluster.log_topic, cluster.append_timeout)
         shards = await log.start()
@@ -83,7 +91,11 @@ async def _import(settings: Any, directory: Path) -> Any:
             takeover = Takeover(COMMAND, "", __version__)
             owner = secrets.token_bytes(ID_BYTES)
             store_import = StoreImport(log, record_cluster, owner, takeover, cluster.max_record_bytes)
-            return await store_import.run(directory / DATABASE, shards)
+            await store_import.check(shards)
+            await streams.prepare()
+            # The logs are last: while they are empty, a cluster that is started has nothing, and not a part of it.
+            carried_streams = await streams.run()
+            return await store_import.run(database, shards), carried_streams
         finally:
             await log.stop()
     finally:

@@ -60,6 +60,11 @@ class OfflineShards:
         self._views: Dict[int, LogView] = {}
         self._cores: Dict[int, _OfflineCore] = {}
 
+    @property
+    def ends(self) -> Dict[int, int]:
+        """The ends of the logs, by shard."""
+        return self._ends
+
     def database(self, shard: int) -> Path:
         """The file with the tables of a shard."""
         return self._directory / str(shard) / DATABASE
@@ -77,7 +82,7 @@ class OfflineShards:
                 tables = self._tables[shard] = ShardTables(directory, shard, self._cluster)
                 view = self._views[shard] = LogView(shard, self._cluster)
                 view.restore(tables.open())
-            await self._follow({shard: self._views[shard].end for shard in every}, self._add, self._apply_much)
+            await follow(self._kafka, {shard: self._views[shard].end for shard in every}, self._ends, self._add, self._apply_much)
             for tables in self._tables.values():
                 tables.apply()
             await self._route()
@@ -93,56 +98,6 @@ class OfflineShards:
             if shard not in found:
                 raise LogFailure(f"{self._kafka.topic}, partition {shard}: {missing} is known; has it a leader that can be reached?")
         return found
-
-    async def _follow(
-        self, starts: Dict[int, int], on_record: Callable[[int, int, bytes], None], on_pause: Callable[[], None]
-    ) -> None:
-        """Read the logs from ``starts`` to the ends."""
-        positions = {shard: start for shard, start in starts.items() if start < self._ends[shard]}
-        if not positions:
-            return
-
-        failures: List[Exception] = []  # the reader has a line in the log for its own ones only
-
-        def read(shard: int, offset: int, record: bytes) -> None:
-            positions[shard] = offset + 1
-            if failures or offset >= self._ends[shard]:
-                return
-            try:
-                on_record(shard, offset, record)
-            except ValueError as error:
-                failures.append(LogFailure(f"{self._kafka.topic}, partition {shard}, offset {offset}: {error}"))
-            except Exception as error:
-                failures.append(error)
-
-        def pause() -> None:
-            if not failures:
-                try:
-                    on_pause()
-                except Exception as error:
-                    failures.append(error)
-
-        reader = self._kafka.reader(dict(positions), read)
-        reader.on_pause = pause
-        reader.start()
-        loop = asyncio.get_running_loop()
-        before, since = dict(positions), loop.time()
-        try:
-            while any(position < self._ends[shard] for shard, position in positions.items()):
-                await asyncio.sleep(LOOK_INTERVAL)
-                if failures or reader.failure:
-                    break
-                if positions != before:
-                    before, since = dict(positions), loop.time()
-                elif loop.time() - since > STALLED:
-                    raise LogFailure(f"{self._kafka.topic}: Kafka has sent nothing for {STALLED:.0f} s")
-        finally:
-            await reader.stop()
-        if not failures and reader.failure:
-            raise LogFailure(reader.failure)
-        pause()
-        if failures:
-            raise failures[0]
 
     # -- the rows of a shard ------------------------------------------------------------
 
@@ -203,7 +158,7 @@ class OfflineShards:
             for core in list(self._cores.values()):  # those that were given a message of a shared subscription by another one
                 core.settle()
 
-        await self._follow(starts, read, settle)
+        await follow(self._kafka, starts, self._ends, read, settle)
         for core in self._cores.values():
             core.finish()
             self.routed += core.bus.routed
@@ -222,6 +177,62 @@ class OfflineShards:
             if other != shard and self._core(other).broker.publisher.give_to_group(group, message):
                 return
         self.without_member += 1
+
+
+async def follow(
+    kafka: KafkaLog,
+    starts: Dict[int, int],
+    ends: Dict[int, int],
+    on_record: Callable[[int, int, bytes], None],
+    on_pause: Callable[[], None],
+) -> None:
+    """Read the logs of shards from ``starts`` to ``ends``. Raises `LogFailure`, and what the callbacks raise; a `ValueError` is a
+    `LogFailure` that names the record."""
+    positions = {shard: start for shard, start in starts.items() if start < ends[shard]}
+    if not positions:
+        return
+
+    failures: List[Exception] = []  # the reader has a line in the log for its own ones only
+
+    def read(shard: int, offset: int, record: bytes) -> None:
+        positions[shard] = offset + 1
+        if failures or offset >= ends[shard]:
+            return
+        try:
+            on_record(shard, offset, record)
+        except ValueError as error:
+            failures.append(LogFailure(f"{kafka.topic}, partition {shard}, offset {offset}: {error}"))
+        except Exception as error:
+            failures.append(error)
+
+    def pause() -> None:
+        if not failures:
+            try:
+                on_pause()
+            except Exception as error:
+                failures.append(error)
+
+    reader = kafka.reader(dict(positions), read)
+    reader.on_pause = pause
+    reader.start()
+    loop = asyncio.get_running_loop()
+    before, since = dict(positions), loop.time()
+    try:
+        while any(position < ends[shard] for shard, position in positions.items()):
+            await asyncio.sleep(LOOK_INTERVAL)
+            if failures or reader.failure:
+                break
+            if positions != before:
+                before, since = dict(positions), loop.time()
+            elif loop.time() - since > STALLED:
+                raise LogFailure(f"{kafka.topic}: Kafka has sent nothing for {STALLED:.0f} s")
+    finally:
+        await reader.stop()
+    if not failures and reader.failure:
+        raise LogFailure(reader.failure)
+    pause()
+    if failures:
+        raise failures[0]
 
 
 def _without_cores(recovered: Recovered) -> Recovered:

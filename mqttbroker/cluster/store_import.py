@@ -49,14 +49,7 @@ class StoreImport:
 
         All logs get an owner that releases them at the end. Raises `ImportFailure`; then the topics are to be made anew.
         """
-        ends = await self._kafka.ends(range(shards))
-        for shard in range(shards):
-            if shard not in ends:
-                raise ImportFailure(f"{self._kafka.topic}, partition {shard}: has no leader that can be reached")
-            if ends[shard]:
-                raise ImportFailure(
-                    f"{self._kafka.topic}, partition {shard}: has {ends[shard]} records; the logs must be empty"
-                )
+        await self.check(shards)
         for shard in range(shards):
             header = Header(TAKEOVER, shard, self._cluster, self._owner, NO_EPOCH, 0)
             await self._append(shard, header, encode_takeover(self._takeover))
@@ -72,6 +65,17 @@ class StoreImport:
         for shard in range(shards):
             await self._append(shard, self._next(RELEASE, shard), b"")
         return carried
+
+    async def check(self, shards: int) -> None:
+        """Raise `ImportFailure` unless the logs are empty."""
+        ends = await self._kafka.ends(range(shards))
+        for shard in range(shards):
+            if shard not in ends:
+                raise ImportFailure(f"{self._kafka.topic}, partition {shard}: has no leader that can be reached")
+            if ends[shard]:
+                raise ImportFailure(
+                    f"{self._kafka.topic}, partition {shard}: has {ends[shard]} records; the logs must be empty"
+                )
 
     def _next(self, kind: int, shard: int) -> Header:
         self._sequences[shard] += 1

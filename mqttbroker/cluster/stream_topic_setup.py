@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Dict, Final, List, Sequence
+from typing import Any, Dict, Final, List, Mapping, Sequence
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -51,16 +51,19 @@ async def prepare_stream_topics(
     replication: int,
     min_insync_replicas: int,
     create: bool,
+    instead: Mapping[str, str] = {},
 ) -> None:
     """Create the topics that are missing, and give the others the settings of their streams. Raises `LogFailure`, one line.
 
-    Nothing is done without streams. Kafka's settings that this does not name stay as they are.
+    Nothing is done without streams. Kafka's settings that this does not name stay as they are. ``instead`` are settings that the
+    topics of streams get instead of those that follow from the streams.
     """
     if not streams:
         return
     kept = {"min.insync.replicas": str(min_insync_replicas), "unclean.leader.election.enable": "false"}
     wanted = {
-        stream_topic(cluster, stream.name): (stream.partitions, topic_settings(stream, max_message_bytes)) for stream in streams
+        stream_topic(cluster, stream.name): (stream.partitions, {**topic_settings(stream, max_message_bytes), **instead})
+        for stream in streams
     }
     wanted[positions_topic(cluster)] = (shards, {"cleanup.policy": "compact"})
     admin = AIOKafkaAdminClient(**connection, client_id="mqttbroker")

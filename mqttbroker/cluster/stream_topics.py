@@ -18,7 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.errors import KafkaError, MessageSizeTooLargeError, OffsetOutOfRangeError, ProducerFenced
 
 from bridge_spark.log.kafka_record import headers_of, stream_topic
-from mqttbroker.cluster.body import published_of
+from mqttbroker.cluster.body import Section, published_of
 from mqttbroker.cluster.log_view import OUT_OF_SEQUENCE, VALID, LogView, ViewState
 from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.config.settings import Stream
@@ -144,7 +144,7 @@ class StreamTopics:
             state = await self._stored_position(producer)
             await self._derive(producer, view, state)
         finally:
-            await _close(producer)
+            await close_producer(producer)
 
     # -- the stored position --------------------------------------------------------
 
@@ -162,26 +162,9 @@ class StreamTopics:
         await consumer.start()
         try:
             consumer.assign([self._positions])
-            first = (await consumer.beginning_offsets([self._positions]))[self._positions]
-            back = 64
-            while True:
-                start = max(first, end - back)
-                found = await self._last_position(consumer, start, end)
-                if found is not None or start == first:
-                    return found
-                back *= 8
+            return await last_position(consumer, self._positions, end)
         finally:
             await consumer.stop()
-
-    async def _last_position(self, consumer: AIOKafkaConsumer, start: int, end: int) -> Optional[ViewState]:
-        found: Optional[ViewState] = None
-        consumer.seek(self._positions, start)
-        while await consumer.position(self._positions) < end:
-            read = await consumer.getmany(self._positions, timeout_ms=FETCH_WAIT_MS)
-            for record in read.get(self._positions, ()):
-                if record.offset < end and record.key == POSITION_KEY:
-                    found = msgspec.json.decode(record.value, type=Position).state
-        return found
 
     def _consumer(self, isolation: str) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
@@ -229,22 +212,7 @@ class StreamTopics:
 
     def _add(self, part: _Part, view: LogView, offset: int, record: bytes) -> None:
         """Add the messages of a record of the log. Raises `BadRecord`, and `ValueError` for a body that is none."""
-        try:
-            header = decode_header(record)
-        except ForeignRecord:
-            view.skip(offset)
-            return
-        validity = view.read(offset, header)
-        if validity == OUT_OF_SEQUENCE:
-            log.error("event=defect in=shard_log shard=%d offset=%d reason=out_of_sequence", view.shard, offset)
-        if validity != VALID or header.kind != CHANGES:
-            return
-        body = view.body(header, record)
-        if body is None:
-            return  # other parts of it follow
-        for section in published_of(body).sections:
-            if not section.name or section.name.startswith("$"):
-                continue  # of the bus
+        for section in stream_sections(view, offset, record):
             stream = self._streams.get(section.name)
             if stream is None:
                 self._skip(section.name, offset)
@@ -277,6 +245,44 @@ class StreamTopics:
         await producer.commit_transaction()
         self.position = state.end
         self.messages += part.count
+
+
+def stream_sections(view: LogView, offset: int, record: bytes) -> List[Section]:
+    """The messages for streams of a record of the log, which ``view`` reads. Raises `BadRecord`, and `ValueError` for a body that is
+    none."""
+    try:
+        header = decode_header(record)
+    except ForeignRecord:
+        view.skip(offset)
+        return []
+    validity = view.read(offset, header)
+    if validity == OUT_OF_SEQUENCE:
+        log.error("event=defect in=shard_log shard=%d offset=%d reason=out_of_sequence", view.shard, offset)
+    if validity != VALID or header.kind != CHANGES:
+        return []
+    body = view.body(header, record)
+    if body is None:
+        return []  # other parts of it follow
+    # Names of the bus are empty or begin with $.
+    return [one for one in published_of(body).sections if one.name and not one.name.startswith("$")]
+
+
+async def last_position(consumer: AIOKafkaConsumer, place: TopicPartition, end: int) -> Optional[ViewState]:
+    """The last committed position of a shard before the offset ``end``, None if there is none; ``consumer`` has ``place`` assigned."""
+    first = (await consumer.beginning_offsets([place]))[place]
+    back = 64
+    while True:
+        start = max(first, end - back)
+        found: Optional[ViewState] = None
+        consumer.seek(place, start)
+        while await consumer.position(place) < end:
+            read = await consumer.getmany(place, timeout_ms=FETCH_WAIT_MS)
+            for record in read.get(place, ()):
+                if record.offset < end and record.key == POSITION_KEY:
+                    found = msgspec.json.decode(record.value, type=Position).state
+        if found is not None or start == first:
+            return found
+        back *= 8
 
 
 class _Part:
@@ -321,9 +327,10 @@ def key_of(key: str, message: Message) -> Optional[bytes]:
     return partition_key(key, message) or None
 
 
-async def _close(producer: AIOKafkaProducer) -> None:
+async def close_producer(producer: AIOKafkaProducer) -> None:
     """Close the connections; a transaction that is open is aborted by the next producer."""
-    ended = producer._txn_manager.wait_for_transaction_end()
+    manager = producer._txn_manager
+    ended = None if manager is None or manager.transactional_id is None else manager.wait_for_transaction_end()
     if ended is not None and ended.done():
         ended.exception()  # else asyncio logs that nobody asked for it
     with suppress(Exception):
