@@ -127,6 +127,8 @@ class PartitionCopy:
             self._check(await self._target.append(messages))
         except UnfitRecord as error:
             raise CopyFailure(f"offset {self.end + error.index}: {error.reason}") from None
+        except CopyFailure as error:
+            raise CopyFailure(f"offsets {self.end} to {self.end + len(messages) - 1}: {error}") from None
         self.end += len(messages)
         self.records += len(messages)
 

@@ -223,10 +223,12 @@ class StreamExport:
             if state is not None:
                 view.restore(state)
             starts[shard] = view.end
-            if log_starts.get(shard, -1) > view.end or shard not in log_starts:
+            if shard not in log_starts:
+                raise LogFailure(f"{log.topic}, partition {shard}: no start is known; has it a leader that can be reached?")
+            if log_starts[shard] > view.end:
                 raise LogFailure(
-                    f"{log.topic}, partition {shard}: begins at offset {log_starts.get(shard, -1)}, but only the records before"
-                    f" {view.end} are in the topics of streams: start the nodes, and stop them when no node warns of streams"
+                    f"{log.topic}, partition {shard}: begins at offset {log_starts[shard]}, but only the records before {view.end}"
+                    " are in the topics of streams: start the nodes, and stop them when no node warns of streams"
                 )
         return starts, views
 

@@ -127,6 +127,9 @@ class StreamImport:
 
     async def prepare(self) -> None:
         """Create the topics that are missing, and check that those to write to are empty."""
+        if self._planned:
+            async with self._producers() as producers:
+                await producers.end_former()
         await self._prepare_topics(WHILE_IMPORTING)
         topics = {stream_topic(self._cluster.id, one.stream.name): one.stream.partitions for one in self._planned}
         if self._streams:  # positions of a log that is gone would have records of the new one left out
@@ -145,7 +148,7 @@ class StreamImport:
             return []
         try:
             carried = []
-            async with Producers(self._connection, self._cluster.id, most_record_bytes(self._max_message_bytes)) as producers:
+            async with self._producers() as producers:
                 for planned in self._planned:
                     carried.append(await self._copy(planned, producers))
             await self._verify()
@@ -154,6 +157,9 @@ class StreamImport:
             topics = ", ".join(stream_topic(self._cluster.id, one.stream.name) for one in self._planned)
             raise ImportFailure(f"{error}; delete the topics {topics} and begin again") from None
         return carried
+
+    def _producers(self) -> Producers:
+        return Producers(self._connection, self._cluster.id, most_record_bytes(self._max_message_bytes))
 
     async def _prepare_topics(self, instead: Dict[str, str]) -> None:
         cluster = self._cluster
@@ -220,7 +226,7 @@ class Producers:
     def __init__(self, connection: Dict[str, Any], cluster: str, most_bytes: int) -> None:
         self.most_bytes = most_bytes  # of a record
         self._connection = connection
-        self._cluster = cluster
+        self._transactional_id = f"{cluster}-import"
         self._made: Dict[str, AIOKafkaProducer] = {}
         self._admin: Optional[AIOKafkaAdminClient] = None
         self._full_void: Any = None  # the batch with `VOID_AT_ONCE` records
@@ -241,9 +247,21 @@ class Producers:
     async def transactional(self) -> AIOKafkaProducer:
         """For records in transactions."""
         return await self._producer(
-            "transactional", transactional_id=f"{self._cluster}-import", transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
+            "transactional", transactional_id=self._transactional_id, transaction_timeout_ms=TRANSACTION_TIMEOUT_MS,
             compression_type="gzip", max_batch_size=VOID_BATCH_BYTES,
         )  # fmt: skip
+
+    async def end_former(self) -> None:
+        """Have Kafka end the transaction of an import that was killed: its end would come between the records of this one.
+
+        Raises `ImportFailure`.
+        """
+        try:
+            producer = await self.transactional()
+            await producer.begin_transaction()
+            await producer.commit_transaction()
+        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            raise ImportFailure(f"the transactional id {self._transactional_id}: {error!r}") from None
 
     async def void(self) -> AIOKafkaProducer:
         """For records that are deleted. Without numbers of the producer a batch is the same each time, so it is made once."""

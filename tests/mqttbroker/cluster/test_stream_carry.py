@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiokafka.admin import AIOKafkaAdminClient
 from support.kafka import KafkaCluster
+from support.patience import PATIENCE
 
 from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.high_watermark import Watermark, encode_watermark
@@ -20,7 +22,7 @@ from mqttbroker.cluster.kafka_log import KafkaLog, LogFailure
 from mqttbroker.cluster.records import CHANGES, NO_EPOCH, TAKEOVER, Header, Takeover, encode_record, encode_takeover
 from mqttbroker.cluster.store_import import ImportFailure
 from mqttbroker.cluster.stream_export import StreamExport
-from mqttbroker.cluster.stream_import import VOID_AT_ONCE, StreamImport
+from mqttbroker.cluster.stream_import import VOID_AT_ONCE, KafkaPartition, StreamImport
 from mqttbroker.config.settings import Cluster, Stream
 from sessions.message import Message
 from sessions.store.database import Database
@@ -67,6 +69,51 @@ def store(data: Path) -> Path:
     database.close()
     set_stream_ends(data / "mqttbroker.db", {("lab", 0): END, ("lab", 1): 10_000})
     return data / "mqttbroker.db"
+
+
+class Killed(BaseException):
+    """In the place of a signal."""
+
+
+def test_an_import_that_was_killed_is_repeated_from_the_beginning(
+    kafka: KafkaCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka ends its transaction before the next import writes: the end takes an offset."""
+    database = store(tmp_path)
+    cluster = Cluster(id=f"t{uuid.uuid4().hex[:8]}", shards=2, min_insync_replicas=2)
+    connection = {"bootstrap_servers": kafka.bootstrap}
+    topic = f"{cluster.id}.stream.lab"
+
+    async def prepared() -> StreamImport:
+        found = StreamImport(connection, cluster, [LAB], MAX_BYTES, tmp_path)
+        found.plan(database)
+        await found.prepare()
+        return found
+
+    async def killed(target: KafkaPartition) -> None:
+        raise Killed
+
+    async def first() -> None:
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(KafkaPartition, "end_void", killed)
+            await (await prepared()).run()
+        with pytest.raises(ImportFailure, match=rf"topic {topic}: has \d+ records already"):
+            await prepared()
+        admin = AIOKafkaAdminClient(**connection)
+        await admin.start()
+        await admin.delete_topics([topic])
+        async with asyncio.timeout(PATIENCE):
+            while topic in await admin.list_topics():
+                await asyncio.sleep(0.1)
+        await admin.close()
+
+    async def second() -> None:
+        (carried,) = await (await prepared()).run()
+        assert carried.records == len(SPARSE) + 10_000
+
+    asyncio.run(first())
+    asyncio.run(second())
+    assert rows(**{"kafka.bootstrap.servers": ",".join(kafka.bootstrap), "clusterId": cluster.id}) == rows(path=str(tmp_path))
 
 
 def rows(**options: str) -> list[dict[str, Any]]:

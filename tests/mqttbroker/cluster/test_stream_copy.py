@@ -134,5 +134,5 @@ async def test_a_failure_names_the_offset() -> None:
     copy = PartitionCopy(target, 0)
     await copy.add([(0, message(0)), (1, message(1))])
     target.offsets.append(b"of another program")
-    with pytest.raises(CopyFailure, match="a record got offset 2, not 1: another program writes to the topic"):
+    with pytest.raises(CopyFailure, match="offsets 1 to 1: a record got offset 2, not 1: another program writes to the topic"):
         await copy.finish(2)
