@@ -15,6 +15,7 @@ from support.sealed_log import seal_closed, sealed_files
 from bridge_spark.log.archive import jobs
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.archive.files import ArchiveError
+from bridge_spark.log.high_watermark import decode_watermark, encode_watermark
 from bridge_spark.log.offline import StoredPartition, StoredStream
 from bridge_spark.log.repair import repair_partition
 from bridge_spark.log.sealed.compact import compact
@@ -49,6 +50,15 @@ def fill(logs: StreamLogs, count: int = 120) -> list[Message]:
     return found
 
 
+def begin_at(directory: Path, start: int) -> None:
+    """Remove the sealed segments before an offset as retention does."""
+    path = directory / "high_watermark"
+    path.write_bytes(encode_watermark(decode_watermark(path.read_bytes())._replace(log_start_offset=start)))
+    for each in sealed_files(directory):
+        if int(each.stem) < start:
+            each.unlink()
+
+
 def stored(data: Path) -> StoredPartition:
     return StoredStream(data / "streams", "s").partition(0)
 
@@ -77,9 +87,8 @@ def test_all_records_of_segments_and_sealed_segments(tmp_path: Path) -> None:
     seal_closed(directory)
     assert sealed_files(directory)
     assert rows(tmp_path) == expected(messages)
-    first = sealed_files(directory)[0]
-    first.unlink()  # as retention does
-    start = int(sealed_files(directory)[0].stem)
+    start = int(sealed_files(directory)[1].stem)
+    begin_at(directory, start)
     assert rows(tmp_path) == expected(messages, start)
     assert (stored(tmp_path).start, stored(tmp_path).end) == (start, 120)
 
@@ -115,9 +124,7 @@ def test_the_archive_has_what_is_not_in_the_data_directory(tmp_path: Path) -> No
     archiver.work()
     assert logs.partition("s", 0).archive.current.segments > 2
     logs.close()
-    removed = sealed_files(directory)[:2]
-    for each in removed:
-        each.unlink()
+    begin_at(directory, int(sealed_files(directory)[2].stem))
     assert rows(tmp_path / "data") == expected(messages)
     archive.rename(tmp_path / "away")
     with pytest.raises(ArchiveError, match="archive is not a directory"):
@@ -159,5 +166,9 @@ def test_damage_is_an_error_and_lost_offsets_are_named(tmp_path: Path) -> None:
     assert lost
     assert found == {offset: fields for offset, fields in expected(messages).items() if offset not in lost}
     (tmp_path / "other" / "streams" / "s" / "0" / path.name).unlink()
-    with pytest.raises(StreamLogDamage, match="wrong checksum|beyond the end|is damaged|offset"):
+    with pytest.raises(StreamLogDamage, match=rf"ends at offset {second}, not "):
         list(stored(tmp_path / "other").rows())
+    first = segment_offsets(tmp_path / "other" / "streams" / "s" / "0")[0]
+    (tmp_path / "other" / "streams" / "s" / "0" / f"{first:020d}.seg").unlink()
+    with pytest.raises(StreamLogDamage, match=r"streams/s/0: offsets 0 to \d+ are missing"):
+        stored(tmp_path / "other")

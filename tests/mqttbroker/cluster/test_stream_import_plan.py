@@ -70,18 +70,16 @@ def test_a_stream_without_records_needs_none(tmp_path: Path) -> None:
 
 
 def test_all_files_must_be_there(tmp_path: Path) -> None:
-    database = store(tmp_path)
+    store(tmp_path)
     files = sorted((tmp_path / "streams" / "lab" / "1").glob("*.seg"))
     content = files[-1].read_bytes()
     files[-1].write_bytes(content[:-1])
     with pytest.raises(ImportFailure, match=rf"stream 'lab': .*/lab/1/{files[-1].name}: is cut off"):
         plan(tmp_path)
-    files[-1].unlink()
-    for other in files[:-1]:
-        other.unlink()
+    for each in files:
+        each.unlink()
     watermark = (tmp_path / "streams" / "lab" / "1" / "high_watermark").read_bytes()
-    with pytest.raises(ImportFailure, match="stream 'lab'.*offsets 40 to 39|partition 1"):
-        set_stream_ends(database, {("lab", 1): 41})
+    with pytest.raises(ImportFailure, match="stream 'lab': .*/lab/1: offsets 0 to 39 are missing"):
         plan(tmp_path)
     (tmp_path / "streams" / "lab" / "1" / "high_watermark").write_bytes(watermark[:-1])
     with pytest.raises(ImportFailure, match="stream 'lab': .*/1/high_watermark: a high watermark has"):
