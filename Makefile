@@ -186,7 +186,9 @@ chaos-cluster: $(VENV)/extras build
 
 # Kills publishers, the broker and Spark's driver while readings go to a table, then counts each reading in the table. About
 # ten minutes per mode: plain; retention (segments are removed, and the reader falls behind); sealing; state, state-delta and
-# state-iceberg kill only the driver of a query with deduplication and windows, in each format.
+# state-iceberg kill only the driver of a query with deduplication and windows, in each format. CHAOS_SPARK_MODES=cluster,cluster-kafka
+# kills nodes, Kafka brokers, publishers and drivers of a cluster of three nodes and three Kafka brokers, whose stream
+# format("mqtt") reads in the first mode and Spark's own Kafka source in the second; it needs Java and Maven.
 CHAOS_SPARK_KILLS ?= 20
 CHAOS_SPARK_MODES ?= plain,retention,sealing,state,state-delta,state-iceberg
 CHAOS_SPARK_ARGS ?=

@@ -1,4 +1,4 @@
-"""The publishers and the broker, killed and restarted in threads of their own while the driver runs.
+"""The publishers and the broker or cluster, killed and restarted in threads of their own while the driver runs.
 
 Each actor has its own random generator, so its n-th life is the same in every run with the same seed.  An error of an
 actor is a finding and does not end the run.
@@ -12,6 +12,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from typing import Optional
@@ -23,7 +24,7 @@ from chaos_spark.outbox import Outbox
 from chaos_spark.verdict import PROCESSES, PUBLISHERS, Findings
 
 TRIES = 10  # to start a broker whose port is in use
-FINISH_SECONDS = 60.0  # for a publisher to complete its handshakes
+FINISH_SECONDS = 120.0  # for a publisher to complete its handshakes
 
 
 class Actor(threading.Thread):
@@ -96,12 +97,13 @@ class PublisherLives(Actor):
     """One publisher and its directory; ``program``: Python's arguments."""
 
     def __init__(
-        self, name: str, port: int, directory: Path, version: int, rate: float, seed: str, mean: float, kills: int,
+        self, name: str, ports: Sequence[int], directory: Path, version: int, rate: float, seed: str, mean: float, kills: int,
         findings: Findings, program: tuple[str, ...] = ("-m", "chaos_spark.publisher"),
     ) -> None:  # fmt: skip
         super().__init__(name, seed, mean, kills, findings)
         self.directory = directory
-        self.command = [sys.executable, "-P", *program, name, str(port), str(directory), str(version), str(rate)]
+        listed = ",".join(map(str, ports))
+        self.command = [sys.executable, "-P", *program, name, listed, str(directory), str(version), str(rate)]
         self.process: Optional[subprocess.Popen[bytes]] = None
         self.last = 0
         self._over = False

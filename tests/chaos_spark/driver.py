@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
@@ -23,6 +23,7 @@ from support.spark_session import python_path
 
 from bridge_spark.source.offsets import from_json
 
+ERRORS = ("mqttbroker ingest:", "kafka_query:")  # what an error line of a driver begins with
 LOOK = 0.002  # seconds between polls of the files
 PATIENCE = 240.0  # seconds for a moment to come
 END_SECONDS = 60.0  # for the other processes of a driver to end
@@ -33,6 +34,8 @@ PLANNED, WRITING, WRITTEN, PUBLISHED, BETWEEN, STARTING = (
 INSIDE = (PLANNED, WRITING, WRITTEN, PUBLISHED)
 # The victims of a kill: all processes, Python alone, the JVM alone.
 ALL, PYTHON, JVM = "all", "Python", "JVM"
+VICTIMS = (ALL, ALL, PYTHON, JVM)
+EXECUTOR = "the executor's Python"  # its processes, without which the driver goes on
 
 
 class Death(NamedTuple):
@@ -44,7 +47,7 @@ class Death(NamedTuple):
     victim: str
 
 
-def deaths(seed: str, count: int) -> list[Death]:
+def deaths(seed: str, count: int, victims: Sequence[str] = VICTIMS) -> list[Death]:
     random = Random(f"{seed}:driver")
     moments = [PLANNED, WRITING, WRITTEN, PUBLISHED] * 4 + [BETWEEN, STARTING]
     dealt: list[str] = []
@@ -53,7 +56,7 @@ def deaths(seed: str, count: int) -> list[Death]:
     found = []
     for moment in dealt[:count]:
         longest = {PLANNED: 0.3, WRITING: 0.3, BETWEEN: 0.05, STARTING: 6.0}.get(moment, 0.0)
-        victim = random.choice((ALL, ALL, PYTHON, JVM))
+        victim = random.choice(victims)
         found.append(Death(moment, random.choice((0, 0, 1, 3)), random.uniform(0.0, longest), victim))
     return found
 
@@ -74,6 +77,9 @@ class TableFiles:
         self.dead_letters = output.with_name(f"{output.name}.rejected")
         self.checkpoint = output.with_name(f"{output.name}.checkpoint")
         self.staging = output.with_name(f".{output.name}.staging")
+
+    def started(self) -> None:
+        """A driver starts now."""
 
     def planned(self) -> int:
         """The last batch with planned offsets; -1 if none."""
@@ -140,9 +146,9 @@ def _highest(directory: Path) -> int:
 
 
 class Driver:
-    """``mqttbroker ingest``, a process per life; its output goes to ``log``."""
+    """``program`` with Python's arguments, a process per life; its output goes to ``log``."""
 
-    def __init__(self, files: TableFiles, log: Path, program: tuple[str, ...] = ("-m", "mqttbroker")) -> None:
+    def __init__(self, files: TableFiles, log: Path, program: tuple[str, ...]) -> None:
         self.files = files
         self.log = log
         self.program = program
@@ -150,7 +156,8 @@ class Driver:
         self._left: dict[int, str] = {}
 
     def start(self, config: Path, *how: str) -> None:
-        command = [sys.executable, "-P", *self.program, "ingest", str(config), *(how or ("--trigger", "100ms"))]
+        command = [sys.executable, "-P", *self.program, str(config), *(how or ("--trigger", "100ms"))]
+        self.files.started()
         with self.log.open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environment()
@@ -164,9 +171,7 @@ class Driver:
 
     def last_words(self) -> str:
         """The last error line of the job."""
-        lines = [
-            line for line in self.log.read_text(errors="replace").splitlines() if line.startswith("mqttbroker ingest:")
-        ]
+        lines = [line for line in self.log.read_text(errors="replace").splitlines() if line.startswith(ERRORS)]
         return lines[-1] if lines else ""
 
     def wait_for(self, death: Death) -> bool:
@@ -211,6 +216,14 @@ class Driver:
                 os.kill(pid, signal.SIGKILL)
         self._left.update(processes)
         assert self._wait() is not None, f"the driver still ran {END_SECONDS} s after the kill of its {victim}"
+
+    def kill_executor(self) -> None:
+        """Kill the Python processes that work for Spark's executor."""
+        assert self._process is not None
+        for pid in family(self._process.pid):
+            with suppress(OSError):
+                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> Optional[int]:
         """Send SIGTERM; returns the exit status, or None if the driver does not end."""

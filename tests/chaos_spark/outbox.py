@@ -28,6 +28,10 @@ class Reading(NamedTuple):
         return f"chaos/{self.sensor}"
 
     @property
+    def qos(self) -> int:
+        return 2
+
+    @property
     def value(self) -> float:
         return self.n * 0.25
 

@@ -1,6 +1,9 @@
 """One publisher as a process: publishes numbered QoS 2 readings in a persistent session until told to finish.
 
-    python -m chaos_spark.publisher NAME PORT DIRECTORY VERSION RATE
+    python -m chaos_spark.publisher NAME PORTS DIRECTORY VERSION RATE
+
+``PORTS``: that of the broker, or those of all nodes of a cluster, with commas. With several ports it goes to the next one when a
+connection fails, ends or is refused because the server is unavailable.
 
 Its only state is its outbox, so it may be killed at any time: after a restart it sends PUBLISH again with DUP under the
 same packet id, or PUBREL if PUBREC had arrived.  Files in ``DIRECTORY`` control it: ``hold`` stops new readings;
@@ -13,8 +16,9 @@ import select
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from random import Random
+from random import Random, randrange
 
 from chaos_spark.outbox import Outbox, Reading
 from mqttbroker.codec.packets import Connack, Connect, Disconnect, Packet, Pubcomp, Publish, Pubrec, Pubrel, decode
@@ -23,10 +27,11 @@ from mqttbroker.codec.reason_codes import MQTTError
 
 WINDOW = 60  # incomplete readings, at most
 BURST = 40  # readings per burst, at most
-PATIENCE = 30.0  # seconds for an expected answer
+PATIENCE = 60.0  # seconds for an expected answer
 AGAIN = 0.05  # seconds between attempts to connect
 LOOK = 0.02  # seconds between polls of the control files
 NOT_FOUND = 0x92
+UNAVAILABLE = (3, 0x88)  # of MQTT 3.1.1 and 5, in CONNACK: a node that knows no owner of the client's shard
 
 
 class Gone(Exception):
@@ -36,9 +41,12 @@ class Gone(Exception):
 class Publisher:
     """Publisher ``name``, MQTT ``version`` 4 or 5, ``rate`` readings per second on average."""
 
-    def __init__(self, name: str, port: int, directory: Path, version: int, rate: float, outbox: Outbox) -> None:
+    def __init__(
+        self, name: str, ports: Sequence[int], directory: Path, version: int, rate: float, outbox: Outbox
+    ) -> None:
         self.name = name
-        self.port = port
+        self.ports = ports
+        self._attempt = randrange(len(ports))
         self.directory = directory
         self.version = version
         self.rate = rate
@@ -56,6 +64,7 @@ class Publisher:
                 return
             except (Gone, OSError):
                 self.socket.close()
+                self._attempt += 1
                 time.sleep(AGAIN)
 
     def fault(self, text: str) -> None:
@@ -65,7 +74,8 @@ class Publisher:
     # --- a connection ---------------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        self.socket = socket.create_connection(("127.0.0.1", self.port), PATIENCE)
+        port = self.ports[self._attempt % len(self.ports)]
+        self.socket = socket.create_connection(("127.0.0.1", port), PATIENCE)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._bytes = b""
         self._heard = time.monotonic()
@@ -77,6 +87,8 @@ class Publisher:
         while not packets:
             packets = self._receive(PATIENCE)
         welcome = packets[0]
+        if len(self.ports) > 1 and isinstance(welcome, Connack) and welcome.reason_code in UNAVAILABLE:
+            raise Gone
         if not isinstance(welcome, Connack) or welcome.reason_code:
             self.fault(f"was sent {type(welcome).__name__} where CONNACK comes")
             raise Gone
@@ -121,7 +133,7 @@ class Publisher:
 
     def _send_reading(self, packet_id: int, number: int, dup: bool) -> None:
         reading = Reading(self.name, number)
-        self._send(Publish(reading.topic, reading.payload, 2, False, dup, packet_id))
+        self._send(Publish(reading.topic, reading.payload, reading.qos, False, dup, packet_id))
 
     def _send(self, packet: Packet) -> None:
         self.socket.sendall(packet.encode(self.version))
@@ -176,9 +188,9 @@ class Publisher:
 
 
 def main(arguments: list[str]) -> int:
-    name, port, directory, version, rate = arguments
+    name, ports, directory, version, rate = arguments
     outbox = Outbox(Path(directory) / f"{name}.outbox")
-    Publisher(name, int(port), Path(directory), int(version), float(rate), outbox).run()
+    Publisher(name, [int(port) for port in ports.split(",")], Path(directory), int(version), float(rate), outbox).run()
     outbox.close()
     return 0
 

@@ -172,7 +172,7 @@ class StateRun:
         self.random = Random(f"{seed}:state")
         kind = {"parquet": TableFiles, "delta": DeltaFiles, "iceberg": IcebergFiles}[FORMATS[mode]]
         self.tables = [kind(directory / "out"), kind(directory / "out.minute")]
-        self.drivers = [Driver(files, directory / "driver.log", program) for files in self.tables]
+        self.drivers = [Driver(files, directory / "driver.log", (*program, "ingest")) for files in self.tables]
         self.log = Log(seed, kills * BATCHES_OF_A_LIFE * BATCH)
         self.seen: dict[str, set[Any]] = {"out": set(), "out.minute": set()}
 

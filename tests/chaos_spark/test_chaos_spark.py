@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
+import os
+import time
+from collections import Counter
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pandas
 import pyarrow
 import pyarrow.parquet
 import pytest
+from support.core import wait_until
+from support.scripted_broker import Peer, ScriptedBroker
 
+from chaos_spark.cluster_lives import BOTH, KAFKA, NODE, Kinds
 from chaos_spark.driver import INSIDE, deaths
+from chaos_spark.jobs import KafkaSourceJob
 from chaos_spark.outbox import PACKET_IDS, Outbox, Reading, reading_of
-from chaos_spark.run import Plan, Run, chaos
+from chaos_spark.publisher import Publisher
+from chaos_spark.run import CLUSTER_MODES, Plan, Run, chaos
 from chaos_spark.state import START, WINDOW, StateRun
 from chaos_spark.verdict import (
     GLIMPSES,
@@ -31,6 +41,9 @@ from chaos_spark.verdict import (
     Row,
     judge,
 )
+from mqttbroker.codec.packets import Disconnect, Packet
+
+SERVER_UNAVAILABLE = 0x88
 
 pytestmark = pytest.mark.one_build
 
@@ -42,11 +55,97 @@ def test_each_reading_is_in_the_table_once_after_kills() -> None:
     unused = [row for row, count in run.findings.faults.items() if not run.findings.checked[row]]
     assert not set(unused) - {LOST, REFUSED, WINDOWS}, f"nothing was checked of: {unused}"
     assert sum(run.counts[moment] for moment in INSIDE) == run.counts["kills"] == 2
-    assert run.broker_lives.counts["kills"] >= 2 and all(actor.counts["kills"] for actor in run.publishers)
+    assert run.service.lives.counts["kills"] >= 2 and all(actor.counts["kills"] for actor in run.publishers)
+
+
+@pytest.mark.slow("kills a node, a Kafka broker and Spark's driver: two minutes for each way to read the stream")
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("mode", CLUSTER_MODES)
+def test_each_reading_of_a_cluster_is_in_the_table_once_after_kills(mode: str) -> None:
+    run, summary = chaos(partial(Run, Plan("short", mode, "both", 1, 4, 100.0, 10.0, 3.0)))
+    assert not run.findings.text(), f"{summary}\n{run.findings.text()}"
+    assert all(run.findings.checked[row] for row in (MISSING, TWICE, WRONG, ORDER, PLACES, GLIMPSES)), summary
+    kills = run.service.lives.counts
+    assert run.counts["kills"] == 1 and kills[NODE] >= 1 and kills[KAFKA] >= 1, summary
 
 
 def test_a_seed_gives_the_same_deaths() -> None:
     assert deaths("1", 30) == deaths("1", 30) != deaths("2", 30)
+
+
+# --- the publisher --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("nodes", [2, 1])
+def test_a_publisher_that_a_node_refuses_as_unavailable_tries_again(nodes: int, tmp_path: Path) -> None:
+    ended: list[Packet] = []
+
+    def script(peer: Peer) -> None:
+        ended.extend(peer.welcome(0 if peer.number else SERVER_UNAVAILABLE))
+
+    (tmp_path / "s.finish").touch()
+    with ScriptedBroker(script) as broker:
+        outbox = Outbox(tmp_path / "s.outbox")
+        Publisher("s", [broker.port] * nodes, tmp_path, 5, 1.0, outbox).run()
+        outbox.close()
+        wait_until(lambda: bool(ended))
+    assert isinstance(ended[0], Disconnect)
+    assert (tmp_path / "s.faults").exists() == (nodes == 1), "a single broker is never unavailable"
+
+
+@pytest.mark.parametrize("kills", range(2, 12, 2))
+def test_nodes_and_kafka_brokers_are_killed_so_often_each(kills: int) -> None:
+    kinds = Kinds(Random(kills))
+    counts = Counter(kinds.next() for _ in range(kills))
+    assert min(counts[NODE], counts[KAFKA]) + counts[BOTH] >= kills // 2 and sum(counts.values()) == kills
+
+
+# --- the tables of Spark's own sink ---------------------------------------------------------------------------------
+
+
+def log_of_sink(directory: Path, name: str, *files: str) -> None:
+    log = directory / "_spark_metadata"
+    log.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"path": f"file://{directory}/{file}", "action": "add"}) for file in files]
+    (log / name).write_text("\n".join(["v1", *lines]))
+
+
+def test_the_rows_of_a_sink_are_those_of_the_files_in_its_log(tmp_path: Path) -> None:
+    job = KafkaSourceJob(tmp_path, "c", "chaos")
+    output = job.files.output
+    assert job.rows() == [] and not job.files.published(0) and job.files.visible() == -1
+    expected = []
+    for batch, number in enumerate((1, 2, 49, 4)):
+        output.mkdir(exist_ok=True)
+        reading = Reading("s", number)
+        expected.append(row(number, batch)._replace(value=reading.value if reading.parses else None))
+        columns = {"partition": [0], "offset": [batch], "topic": [reading.topic], "client_id": ["s"], "qos": [2],
+                   "payload": [reading.payload]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), output / f"part-{batch}.parquet")
+    log_of_sink(output, "0", "part-0.parquet")
+    assert job.rows() == expected[:1] and job.files.published(0) and not job.files.published(1)
+    log_of_sink(output, "1.compact", "part-0.parquet", "part-1.parquet")
+    log_of_sink(output, "2", "part-2.parquet")
+    assert sorted(job.rows()) == expected[:3]
+    assert job.files.published(1) and job.files.visible() == 2
+
+
+def test_files_of_a_sink_are_staged_until_their_batch_is_in_the_log(tmp_path: Path) -> None:
+    files = KafkaSourceJob(tmp_path, "c", "chaos").files
+    files.output.mkdir()
+    (files.output / "part-left.parquet").write_bytes(b"x")
+    os.utime(files.output / "part-left.parquet", (1, 1))
+    files.started()
+    assert files.staged(0) == []
+    (files.output / "part-0.parquet").touch()
+    os.utime(files.output / "part-0.parquet", (time.time() + 1, time.time() + 1))
+    assert files.staged(0) == ["part-0.parquet"] and not files.written(0)
+    (files.output / "part-0.parquet").write_bytes(b"x")
+    os.utime(files.output / "part-0.parquet", (time.time() + 1, time.time() + 1))
+    assert files.written(0)
+    log_of_sink(files.output, "0", "part-0.parquet")
+    os.utime(files.output / "_spark_metadata" / "0", (time.time() + 2, time.time() + 2))
+    assert files.staged(1) == []
 
 
 # --- the outbox -----------------------------------------------------------------------------------------------------
@@ -80,7 +179,7 @@ def test_a_dead_letter_identifies_its_reading(number: int) -> None:
 
 def row(number: int, offset: int, partition: int = 0) -> Row:
     reading = Reading("s", number)
-    return Row(partition, offset, reading.topic, "s", number, reading.value)
+    return Row(partition, offset, reading.topic, "s", number, reading.value, "s", reading.qos)
 
 
 GOOD = [row(number, number - 1) for number in range(1, 7)]
@@ -94,6 +193,9 @@ VERDICTS: list[tuple[str, list[Row], Ranges, list[str]]] = [
     ("a repetition in the log", [*GOOD[:5], row(5, 5)], [], [MISSING, TWICE]),
     ("a step back", [row(1, 0), row(3, 1), row(2, 2), *GOOD[3:]], [], [ORDER]),
     ("another value", [*GOOD[:5], GOOD[5]._replace(value=0.0)], [], [WRONG]),
+    ("another client id", [*GOOD[:5], GOOD[5]._replace(client_id="t")], [], [WRONG]),
+    ("another QoS", [*GOOD[:5], GOOD[5]._replace(qos=1)], [], [WRONG]),
+    ("an offset that the log does not have", [*GOOD[:5], GOOD[5]._replace(offset=7)], [], [PLACES]),
     ("a reading that was never sent", [*GOOD, row(7, 6)], [], [WRONG, PLACES]),
     ("removed by retention", [*GOOD[:2], *GOOD[4:]], [(0, 2, 4)], []),
     ("removed by retention at the beginning", GOOD[3:], [(0, 0, 3)], []),
@@ -105,7 +207,7 @@ VERDICTS: list[tuple[str, list[Row], Ranges, list[str]]] = [
 @pytest.mark.parametrize(("name", "rows", "lost", "expected"), VERDICTS, ids=[case[0] for case in VERDICTS])
 def test_verdict(name: str, rows: list[Row], lost: Ranges, expected: list[str]) -> None:
     findings = Findings()
-    judge(findings, rows, [], {"s": 6}, {0: 6}, lost)
+    judge(findings, rows, [], {"s": 6}, {0: range(6)}, lost)
     assert sorted(found for found, texts in findings.faults.items() if texts) == sorted(expected), findings.text()
     assert all(found in findings.text() for found in expected) and GLIMPSES in findings.table()
 

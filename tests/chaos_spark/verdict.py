@@ -6,8 +6,9 @@ that found nothing.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,6 +45,8 @@ class Row(NamedTuple):
     sensor: str
     n: int
     value: float | None
+    client_id: str
+    qos: int
 
 
 class Findings:
@@ -75,7 +78,7 @@ class Findings:
 
 # --- readers --------------------------------------------------------------------------------------------------------
 
-COLUMNS = ["partition", "offset", "topic", "sensor", "n", "value"]
+COLUMNS = ["partition", "offset", "topic", "sensor", "n", "value", "client_id", "qos"]
 
 
 def read_table(directory: Path) -> list[Row]:
@@ -90,10 +93,28 @@ def read_dead_letters(directory: Path) -> list[Row]:
     """The dead letters, read with pyarrow; raises ValueError for one that is no reading."""
     if not any(directory.rglob("*.parquet")):
         return []
-    names = ["partition", "offset", "topic", "payload"]
-    columns = pyarrow.dataset.dataset(directory, format="parquet").to_table(names).to_pydict()
-    return [Row(partition, offset, topic, *reading_of(payload), None)
-            for partition, offset, topic, payload in zip(*(columns[name] for name in names))]
+    return [Row(*place, *reading_of(payload), None, *sender) for place, payload, sender in _messages(str(directory))]
+
+
+def read_messages(files: list[str]) -> list[Row]:
+    """The rows of a table of messages whose payloads nothing has parsed yet; raises ValueError for one that is no reading."""
+    return [Row(*place, *_parsed(payload), *sender) for place, payload, sender in _messages(files)] if files else []
+
+
+def _messages(source: str | list[str]) -> Iterator[tuple[tuple[int, int, str], bytes, tuple[str, int]]]:
+    """Of each message partition, offset and topic; the payload; client id and QoS."""
+    names = ["partition", "offset", "topic", "payload", "client_id", "qos"]
+    columns = pyarrow.dataset.dataset(source, format="parquet").to_table(names).to_pydict()
+    for row in zip(*(columns[name] for name in names)):
+        yield row[:3], row[3], row[4:]
+
+
+def _parsed(payload: bytes) -> tuple[str, int, float | None]:
+    """Sensor, number and value of a payload; without a value of one that does not parse."""
+    if not payload.startswith(b"{"):
+        return (*reading_of(payload), None)
+    fields = json.loads(payload)
+    return fields["sensor"], fields["n"], fields["value"]
 
 
 def judge_readers(findings: Findings, directory: Path, rows: list[Row]) -> None:
@@ -116,12 +137,13 @@ Ranges = list[tuple[int, int, int]]
 
 
 def judge(
-    findings: Findings, rows: list[Row], dead: list[Row], last: Mapping[str, int], ends: Mapping[int, int], lost: Ranges
-) -> None:
+    findings: Findings, rows: list[Row], dead: list[Row], last: Mapping[str, int],
+    places: Mapping[int, Collection[int]], lost: Ranges,
+) -> None:  # fmt: skip
     """Check the table.
 
-    ``last``: the last number of each sensor.  ``ends``: end offsets of the log by partition.  ``lost``: offsets that
-    retention removed before they were read.
+    ``last``: the last number of each sensor.  ``places``: the offsets of all messages of the log, by partition.  ``lost``:
+    offsets that retention removed before they were read.
     """
     everything = sorted([*rows, *dead])
     _judge_rows(findings, rows, dead)
@@ -135,14 +157,15 @@ def judge(
     missing = [(sensor, n) for sensor, end in last.items() for n in range(1, end + 1) if (sensor, n) not in times]
     findings.checked[MISSING] += sum(last.values())
     _judge_lost(findings, everything, missing, lost)
-    _judge_places(findings, everything, ends, lost)
+    _judge_places(findings, everything, places, lost)
 
 
 def _judge_rows(findings: Findings, rows: list[Row], dead: list[Row]) -> None:
     findings.checked[WRONG] += len(rows) + len(dead)
     for row in [*rows, *dead]:
         reading = Reading(row.sensor, row.n)
-        if (row.topic, row.value) != (reading.topic, reading.value if reading.parses else None):
+        sent = (reading.topic, reading.value if reading.parses else None, reading.sensor, reading.qos)
+        if (row.topic, row.value, row.client_id, row.qos) != sent:
             findings.fault(WRONG, f"{row} in the {'dead letters' if row.value is None else 'table'}")
 
 
@@ -154,7 +177,7 @@ def _judge_lost(findings: Findings, everything: list[Row], missing: list[tuple[s
     before: dict[str, Row] = {}
     excused: set[tuple[str, int]] = set()
     for row in everything:
-        old = before.get(row.sensor, Row(row.partition, -1, row.topic, row.sensor, 0, None))
+        old = before.get(row.sensor, row._replace(offset=-1, n=0))
         before[row.sensor] = row
         findings.checked[ORDER] += 1
         if row.n < old.n:
@@ -168,30 +191,32 @@ def _judge_lost(findings: Findings, everything: list[Row], missing: list[tuple[s
             findings.fault(MISSING, f"reading {n} of {sensor} is missing")
 
 
-def _judge_places(findings: Findings, everything: list[Row], ends: Mapping[int, int], lost: Ranges) -> None:
+def _judge_places(
+    findings: Findings, everything: list[Row], places: Mapping[int, Collection[int]], lost: Ranges
+) -> None:
     found = Counter((row.partition, row.offset) for row in everything)
     for partition, first, end in lost:
         found.update((partition, offset) for offset in range(first, end))
-    findings.checked[PLACES] += sum(ends.values())
-    for partition, end in ends.items():
-        for offset in range(end):
+    findings.checked[PLACES] += sum(map(len, places.values()))
+    for partition, offsets in places.items():
+        for offset in offsets:
             if (count := found.pop((partition, offset), 0)) != 1:
                 findings.fault(PLACES, f"partition {partition}, offset {offset}: {count} times")
     for partition, offset in found:
-        findings.fault(PLACES, f"partition {partition}, offset {offset} is beyond the log")
+        findings.fault(PLACES, f"partition {partition}, offset {offset} is not in the log")
 
 
 class Glimpses:
-    """Reads the table at some moments: rows seen before must still be there, each once."""
+    """Reads the table at some moments, by ``read``: rows seen before must still be there, each once."""
 
-    def __init__(self, findings: Findings, directory: Path) -> None:
+    def __init__(self, findings: Findings, read: Callable[[], list[Row]]) -> None:
         self.findings = findings
-        self.directory = directory
+        self._read = read
         self.seen: set[Row] = set()
 
     def look(self) -> None:
         try:
-            rows = read_table(self.directory)
+            rows = self._read()
         except (pyarrow.ArrowException, OSError) as error:
             self.findings.fault(GLIMPSES, f"the table cannot be read: {error}")
             return

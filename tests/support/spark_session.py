@@ -34,7 +34,7 @@ def python_path() -> str:
     return os.pathsep.join(dict.fromkeys([*given.split(os.pathsep), str(AUTOLOAD)]))
 
 
-def start_session(warehouse: Path, java_options: str = QUICK_JVM) -> SparkSession:
+def start_session(warehouse: Path, java_options: str = QUICK_JVM, master: str = "local[2]") -> SparkSession:
     """A session with a short start-up."""
     if python_path():
         os.environ["PYTHONPATH"] = python_path()
@@ -55,7 +55,7 @@ def start_session(warehouse: Path, java_options: str = QUICK_JVM) -> SparkSessio
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": java_options,
     }
-    builder = SparkSession.builder.master("local[2]").appName("tests")
+    builder = SparkSession.builder.master(master).appName("tests")
     for key, value in settings.items():
         builder = builder.config(key, value)
     session = builder.getOrCreate()

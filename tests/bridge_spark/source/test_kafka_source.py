@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from support.class_archive import QUICK_JVM
+from support.documented_kafka_source import kafka_source_code, kafka_source_options
 from support.kafka import KafkaCluster
 from support.paths import ROOT
 from support.spark_kafka_jars import spark_kafka_jars
@@ -39,16 +39,9 @@ class Reads:
         self._directory = directory
         self._job = directory / "job.json"
         servers = ",".join(topic.kafka.bootstrap)
-        [code] = [
-            block for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "spark.md").read_text("utf-8"), re.M | re.S)
-            if 'format("kafka")' in block
-        ]
-        for printed, here in {"kafka1:9092,kafka2:9092": servers, "mqtt.stream.sensors": topic.name}.items():
-            assert printed in code
-            code = code.replace(printed, here)
-        options = dict(re.findall(r'\.option\("(.*?)", "(.*?)"\)', code))
-        assert options["kafka.isolation.level"] == "read_committed"
-        self._job.write_text(json.dumps({"code": code, "kafka": options, "mqtt": topic.options()}), encoding="utf-8")
+        code = kafka_source_code(servers, topic.name)
+        job = {"code": code, "kafka": kafka_source_options(code), "mqtt": topic.options()}
+        self._job.write_text(json.dumps(job), encoding="utf-8")
 
     def __enter__(self) -> Reads:
         jars = ",".join(spark_kafka_jars())
