@@ -15,8 +15,9 @@ CLUSTER_ID_BYTES = 8
 
 def connection(cluster: Cluster) -> Dict[str, Any]:
     """The arguments of aiokafka's clients. Raises ConfigError for a certificate that cannot be read."""
-    # Its debug lines have whole requests: passwords, keys of links, payloads.
-    logging.getLogger("aiokafka").setLevel(logging.INFO)
+    # Its debug lines have whole requests: passwords, keys of links, payloads. A process that wants fewer lines has said so before.
+    log = logging.getLogger("aiokafka")
+    log.setLevel(max(log.level, logging.INFO))
     arguments: Dict[str, Any] = {
         "bootstrap_servers": list(cluster.bootstrap_servers),
         "security_protocol": cluster.security_protocol,

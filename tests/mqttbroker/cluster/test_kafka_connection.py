@@ -22,8 +22,24 @@ def debug() -> Iterator[None]:
     logging.getLogger().setLevel(level)
 
 
+@pytest.fixture(autouse=True)
+def level() -> Iterator[None]:
+    """The level of aiokafka's lines is that of the root."""
+    level = logging.getLogger("aiokafka").level
+    logging.getLogger("aiokafka").setLevel(logging.NOTSET)
+    yield
+    logging.getLogger("aiokafka").setLevel(level)
+
+
 @pytest.mark.usefixtures("debug")
 def test_requests_to_kafka_are_never_logged() -> None:
     """They have passwords, keys of links and payloads."""
     connection(Cluster(engine="kafka", bootstrap_servers=("127.0.0.1:9092",)))
     assert not logging.getLogger("aiokafka.conn").isEnabledFor(logging.DEBUG)
+
+
+def test_a_process_that_logs_none_of_its_lines_still_logs_none() -> None:
+    """The node and its cores log what matters of them as events."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    connection(Cluster(engine="kafka", bootstrap_servers=("127.0.0.1:9092",)))
+    assert not logging.getLogger("aiokafka.producer.sender").isEnabledFor(logging.ERROR)
