@@ -106,6 +106,8 @@ async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
             differences += topic_differences(wanted, len(partitions), partitions, settings)
     except KafkaConnectionError as error:
         raise KafkaUnreachable(f"Kafka cannot be reached at {servers}: {error}") from None
+    except KafkaUnreachable as error:
+        raise KafkaUnreachable(f"Kafka at {servers}: {error}") from None
     except (KafkaError, OSError, asyncio.TimeoutError) as error:
         raise KafkaUnreachable(f"Kafka at {servers}: {error!r}") from None
     finally:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import socket
+from unittest.mock import AsyncMock
 
 import pytest
 from support.kafka import KafkaCluster
 
+from mqttbroker.cluster import checks
 from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics, topic_differences, wanted_topics
 from mqttbroker.cluster.kafka_connection import connection, record_cluster_id
 from mqttbroker.config.load import ConfigError
@@ -64,6 +66,18 @@ async def test_kafka_that_is_away_is_one_line() -> None:
     with pytest.raises(KafkaUnreachable, match=f"^Kafka cannot be reached at 127.0.0.1:{port}: ") as caught:
         await prepare_topics(connection(cluster), cluster)
     assert "\n" not in str(caught.value)
+
+
+async def test_a_topic_that_cannot_be_created_yet_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    admin = AsyncMock()
+    admin.describe_cluster.return_value = {"cluster_id": "k"}
+    admin.describe_topics.return_value = []
+    admin.create_topics.return_value.topic_errors = [(LOGS.name, 38, "only 1 broker")]
+    monkeypatch.setattr(checks, "AIOKafkaAdminClient", lambda **_: admin)
+    with pytest.raises(KafkaUnreachable) as caught:
+        await prepare_topics({}, CLUSTER)
+    line = "topic c.log cannot be created with cluster.replication 3: only 1 broker"
+    assert str(caught.value) == f"Kafka at 127.0.0.1:1: {line}"
 
 
 @pytest.mark.slow("needs Kafka")
