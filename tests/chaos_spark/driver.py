@@ -50,15 +50,19 @@ class Death(NamedTuple):
 def deaths(seed: str, count: int, victims: Sequence[str] = VICTIMS) -> list[Death]:
     random = Random(f"{seed}:driver")
     moments = [PLANNED, WRITING, WRITTEN, PUBLISHED] * 4 + [BETWEEN, STARTING]
-    dealt: list[str] = []
-    while len(dealt) < count:
-        dealt += random.sample(moments, len(moments))
     found = []
-    for moment in dealt[:count]:
+    for moment, victim in zip(dealt(random, moments, count), dealt(random, victims, count)):
         longest = {PLANNED: 0.3, WRITING: 0.3, BETWEEN: 0.05, STARTING: 6.0}.get(moment, 0.0)
-        victim = random.choice(victims)
         found.append(Death(moment, random.choice((0, 0, 1, 3)), random.uniform(0.0, longest), victim))
     return found
+
+
+def dealt(random: Random, cards: Sequence[str], count: int) -> list[str]:
+    """So many cards: all of them in a random order, and again in another one."""
+    found: list[str] = []
+    while len(found) < count:
+        found += random.sample(cards, len(cards))
+    return found[:count]
 
 
 def told(counts: Mapping[str, int]) -> str:

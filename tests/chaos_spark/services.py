@@ -6,6 +6,7 @@ Both have their own data in a directory of the run, and an actor that kills them
 from __future__ import annotations
 
 import asyncio
+import logging
 import re
 import sys
 import threading
@@ -128,6 +129,7 @@ class Cluster:
     """Three nodes and three Kafka brokers, with their files in ``directory``."""
 
     def __init__(self, directory: Path, seed: str, life: float, kills: int, findings: Findings) -> None:
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # it logs each attempt to reach a broker that is dead
         (directory / "kafka").mkdir()
         self._stack = ExitStack()
         self.kafka = KafkaCluster(directory / "kafka")

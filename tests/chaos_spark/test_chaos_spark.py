@@ -20,7 +20,7 @@ from support.core import wait_until
 from support.scripted_broker import Peer, ScriptedBroker
 
 from chaos_spark.cluster_lives import BOTH, KAFKA, NODE, Kinds
-from chaos_spark.driver import INSIDE, deaths
+from chaos_spark.driver import ALL, EXECUTOR, INSIDE, JVM, PYTHON, deaths
 from chaos_spark.jobs import KafkaSourceJob
 from chaos_spark.outbox import PACKET_IDS, Outbox, Reading, reading_of
 from chaos_spark.publisher import Publisher
@@ -71,6 +71,11 @@ def test_each_reading_of_a_cluster_is_in_the_table_once_after_kills(mode: str) -
 
 def test_a_seed_gives_the_same_deaths() -> None:
     assert deaths("1", 30) == deaths("1", 30) != deaths("2", 30)
+
+
+def test_each_victim_has_its_turn() -> None:
+    victims = (ALL, PYTHON, JVM, EXECUTOR)
+    assert Counter(death.victim for death in deaths("1", 8, victims)) == {victim: 2 for victim in victims}
 
 
 # --- the publisher --------------------------------------------------------------------------------------------------
