@@ -15,7 +15,7 @@ from chaos_spark.verdict import PROCESSES, Findings
 
 NODE, KAFKA, BOTH = "nodes", "Kafka brokers", "of both at once"
 AWAY_SECONDS = 4.0  # that a killed part stays away, at most
-RECOVERY_SECONDS = 90.0  # in which the cluster has to be ready again after a kill
+RECOVERY_SECONDS = 120.0  # in which the cluster has to be ready again after a kill
 
 
 class Kinds:
