@@ -49,7 +49,7 @@ from mqttbroker.cli.demo import (
     stderr_in,
     summary,
 )
-from mqttbroker.cli.local_kafka import KafkaMissing, LocalKafka, free_ports
+from mqttbroker.cli.local_kafka import LIBRARIES, KafkaMissing, LocalKafka, free_ports
 
 CLUSTER = "demo"
 NODES = 3
@@ -276,6 +276,8 @@ def running_cluster(directory: Path, console: Console) -> Iterator[tuple[LocalKa
     """Three Kafka brokers and three nodes that serve clients."""
     kafka_files = directory / "kafka"
     kafka_files.mkdir()
+    console.print("Kafka starts" if LIBRARIES.exists()
+                  else "Maven downloads Kafka, which may take some minutes; then it starts", highlight=False, soft_wrap=True)
     with LocalKafka(kafka_files, 3) as kafka:
         console.print("3 Kafka brokers run; the nodes start", highlight=False)
         nodes = [Node(number, directory, kafka.bootstrap) for number in range(1, NODES + 1)]
@@ -374,6 +376,7 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
             if not ingest.rows:
                 raise DemoError(f"Spark has written nothing to the table in {INGEST_SECONDS:.0f} s")
             show(console, summary(spark, table))
+            console.print("A kill may lose messages at QoS 0, and double some at QoS 1:", highlight=False, soft_wrap=True)
             kept = compare(console, sensors, arrived(spark, table), ingest.bad)
         finally:
             spark.stop()

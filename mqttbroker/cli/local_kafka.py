@@ -47,8 +47,12 @@ class KafkaMissing(Exception):
     """Kafka cannot be had or started here; the text says why."""
 
 
+class DownloadFailed(OSError):
+    """Maven has not downloaded Kafka; the text says why."""
+
+
 def kafka_class_path() -> str:
-    """The class path of Kafka, which is downloaded if it is not there. Raises `KafkaMissing`."""
+    """The class path of Kafka, which is downloaded if it is not there. Raises `KafkaMissing` and `DownloadFailed`."""
     if shutil.which("java") is None:
         raise KafkaMissing("Kafka needs Java")
     if not LIBRARIES.exists():
@@ -58,10 +62,15 @@ def kafka_class_path() -> str:
         with tempfile.TemporaryDirectory() as place:
             Path(place, "pom.xml").write_text(POM, encoding="utf-8")
             unfinished = LIBRARIES.with_suffix(f".{os.getpid()}")
-            subprocess.run(
-                [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={unfinished}"],
-                cwd=place, check=True, timeout=DOWNLOAD_S,
-            )
+            command = [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={unfinished}"]
+            try:
+                # Maven writes its errors to stdout, and codes of colours also if that is no terminal.
+                done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=DOWNLOAD_S)
+            except subprocess.TimeoutExpired:
+                raise DownloadFailed(f"Maven has not downloaded Kafka in {DOWNLOAD_S:g} s") from None
+            if done.returncode:
+                said = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
+                raise DownloadFailed(f"Maven has not downloaded Kafka: {said[0]}")
             try:
                 unfinished.rename(LIBRARIES)
             except OSError:  # another process was first
