@@ -11,50 +11,72 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 BROKER, PUBLISHER, DRIVER = "broker", "publisher", "driver"
 
 
+def _replace(owner: type, name: str, function: Callable[..., Any]) -> None:
+    """Raises `TypeError` if the function does not take as many arguments as the one that it replaces."""
+    wanted, found = (len(signature(one).parameters) for one in (getattr(owner, name), function))
+    if wanted != found:
+        raise TypeError(f"{owner.__name__}.{name} takes {wanted} arguments, and the defect {found}")
+    setattr(owner, name, function)
+
+
+class Appended(NamedTuple):
+    """Rows that were written to the table at once."""
+
+    path: Path
+    count: int
+
+    def rows(self) -> int:
+        return self.count
+
+    def discard(self) -> None:
+        """They stay."""
+
+
 def append() -> None:
     """All batches are written to one directory with Spark's `mode("append")`."""
-    from pyspark.sql import DataFrameWriter
-
+    from bridge_spark.tables.ingest_session import spark_path
     from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 
-    whole = DataFrameWriter.parquet
+    def stage(table: ParquetBatchTable, rows: Any, batch: int) -> Appended:
+        rows.write.parquet(spark_path(table.directory), mode="append")
+        return Appended(table.directory, rows.count())
 
-    def parquet(writer: DataFrameWriter, path: str) -> None:
-        whole(writer, path, mode="append")
-
-    def publish(table: ParquetBatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
+    def publish(table: ParquetBatchTable, batch: int, staged: Appended, marker: Any) -> None:
         """Nothing to do: the files are in place."""
 
-    setattr(DataFrameWriter, "parquet", parquet)
-    setattr(ParquetBatchTable, "stage", lambda table, batch: table.directory)
-    setattr(ParquetBatchTable, "publish", publish)
+    _replace(ParquetBatchTable, "stage", stage)
+    _replace(ParquetBatchTable, "publish", publish)
 
 
 def in_place() -> None:
     """A batch is written inside the table instead of the staging directory."""
-    from bridge_spark.tables.output.parquet_table import ParquetBatchTable
+    from bridge_spark.tables.output.parquet_table import ParquetBatchTable, StagedDirectory
 
-    def stage(table: ParquetBatchTable, batch: int) -> Path:
-        return table.directory / f"writing-{batch}-{os.getpid()}"
+    def new_directory(table: ParquetBatchTable, batch: int) -> StagedDirectory:
+        return StagedDirectory(table.directory / f"writing-{batch}-{os.getpid()}")
 
-    setattr(ParquetBatchTable, "stage", stage)
+    _replace(ParquetBatchTable, "new_directory", new_directory)
 
 
 def unmarked() -> None:
     """A repeated batch is not recognised and gets another directory."""
-    from bridge_spark.tables.output.parquet_table import ParquetBatchTable
+    from bridge_spark.tables.output.parquet_table import ParquetBatchTable, StagedDirectory
 
-    def publish(table: ParquetBatchTable, batch: int, staged: Path, mark: dict[str, Any]) -> None:
-        os.rename(staged, table.directory / f"batch={batch}-{os.getpid()}")
+    def committed(table: ParquetBatchTable, batch: int, checkpoint: str) -> None:
+        """None of them is."""
 
-    setattr(ParquetBatchTable, "committed", lambda *_: None)
-    setattr(ParquetBatchTable, "publish", publish)
+    def publish(table: ParquetBatchTable, batch: int, staged: StagedDirectory, marker: Any) -> None:
+        os.rename(staged.path, table.directory / f"batch={batch}-{os.getpid()}")
+
+    _replace(ParquetBatchTable, "committed", committed)
+    _replace(ParquetBatchTable, "publish", publish)
 
 
 def committed_first() -> None:
@@ -68,32 +90,35 @@ def committed_first() -> None:
         whole(job, messages, batch)
         (job._checkpoint.path / "commits" / str(batch)).unlink()
 
-    setattr(QueryJob, "_write", write)
+    _replace(QueryJob, "_write", write)
 
 
 def stateless() -> None:
     """A query with state does not read again a batch that is in its table."""
     from pyspark.sql import DataFrameWriter
 
-    setattr(DataFrameWriter, "save", lambda *_: None)
+    def save(writer: Any, path: Any, format: Any, mode: Any, partition_by: Any, **options: Any) -> None:
+        """Nothing is written."""
+
+    _replace(DataFrameWriter, "save", save)
 
 
 def dead_letters_last() -> None:
     """A batch is published before its dead letters are written."""
     from bridge_spark.tables.jobs.query_job import BatchContext
     from bridge_spark.tables.jobs.table_pipeline import TablePipeline
+    from bridge_spark.tables.jobs.staged_files import stage_counted
     from bridge_spark.tables.rows.payloads import dead_letters
 
     def write(pipeline: TablePipeline, found: Any, batch: BatchContext) -> dict[str, Any]:
         staged, counts = pipeline._stage_rows(found, batch)
-        staged_bad = pipeline._bad.stage(batch.id)
         marker = {"checkpoint": batch.checkpoint.id(), **counts}
         pipeline._good.publish(batch.id, staged, marker)
-        dead_letters(found).write.parquet(staged_bad.as_uri())
+        staged_bad, _ = stage_counted(pipeline._bad, dead_letters(found), batch.id)
         pipeline._bad.publish(batch.id, staged_bad, marker)
         return marker
 
-    setattr(TablePipeline, "write", write)
+    _replace(TablePipeline, "write", write)
 
 
 def forgetful() -> None:
@@ -107,7 +132,7 @@ def forgetful() -> None:
         for packet_id in list(outbox.outgoing):
             outbox.complete(packet_id)
 
-    setattr(Outbox, "__init__", empty)
+    _replace(Outbox, "__init__", empty)
 
 
 def new_packet_ids() -> None:
@@ -125,7 +150,7 @@ def new_packet_ids() -> None:
             outbox.last = number - 1
             outbox.next_reading()
 
-    setattr(Outbox, "__init__", again)
+    _replace(Outbox, "__init__", again)
 
 
 def hasty() -> None:
@@ -143,7 +168,7 @@ def unreceived() -> None:
         write_set.received = []
         whole(tables, write_set)
 
-    setattr(SqliteTables, "apply", apply)
+    _replace(SqliteTables, "apply", apply)
 
 
 DEFECTS: dict[str, tuple[str, Callable[[], None]]] = {

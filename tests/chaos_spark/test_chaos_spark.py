@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections import Counter
 from datetime import timedelta
@@ -17,9 +19,11 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from support.core import wait_until
+from support.patience import PATIENCE
 from support.scripted_broker import Peer, ScriptedBroker
 
 from chaos_spark.cluster_lives import BOTH, KAFKA, NODE, Kinds
+from chaos_spark.defects import BROKER, DEFECTS
 from chaos_spark.driver import ALL, EXECUTOR, INSIDE, JVM, PYTHON, deaths
 from chaos_spark.jobs import KafkaSourceJob
 from chaos_spark.outbox import PACKET_IDS, Outbox, Reading, reading_of
@@ -261,3 +265,10 @@ def test_verdict_on_state(name: str, table: str, change: Any, expected: list[str
         )
     run._judge()
     assert sorted(row for row, texts in run.findings.faults.items() if texts) == sorted(expected), run.findings.text()
+
+
+@pytest.mark.parametrize("name", sorted(name for name, (victim, _) in DEFECTS.items() if victim != BROKER))
+def test_a_defect_fits_the_code_that_it_replaces(name: str) -> None:
+    program = "import sys; from chaos_spark.defects import DEFECTS; DEFECTS[sys.argv[1]][1]()"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-P", "-c", program, name], check=True, env=environment, timeout=PATIENCE)
