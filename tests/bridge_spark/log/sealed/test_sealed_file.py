@@ -182,14 +182,14 @@ def test_a_damaged_or_truncated_segment_is_not_sealed(tmp_path: Path) -> None:
 def test_a_written_file_is_read_back_and_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / f"{0:020d}.seg"
     path.write_bytes(encode_batch([message(0), message(1)], 0))
-    columns = writer._columns
+    columns = writer.stored_columns
     made: list[pa.Table] = []
 
     def wrong(part: Any, of: ClosedSegment) -> pa.Table:
         made.append(columns(part, of))
         return made[0].set_column(1, SCHEMA.field("payload"), pa.array([b"0", b"x"])) if len(made) == 1 else made[-1]
 
-    monkeypatch.setattr(writer, "_columns", wrong)
+    monkeypatch.setattr(writer, "stored_columns", wrong)
     with pytest.raises(SegmentError, match="rows read back differ"):
         seal(ClosedSegment(path, "s", 0, 0, 2, path.stat().st_size), path.with_name(f"{0:020d}.parquet"))
 
