@@ -68,7 +68,7 @@ class StoredPartition:
         self.end = watermark.high_watermark
         self._files = self._local(watermark.log_start_offset, watermark.segment, watermark.position)
         self.start = self._files[0].first if self._files else self.end
-        if self.start != watermark.log_start_offset:  # a broker that was stopped in order has written what retention left
+        if self.start != watermark.log_start_offset:  # a broker that was stopped in order has written the begin that retention left
             raise StreamLogDamage(f"{directory}: offsets {watermark.log_start_offset} to {self.start - 1} are missing")
         if archive is not None:
             self._files = [*self._archived(archive, self.start), *self._files]

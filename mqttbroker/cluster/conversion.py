@@ -158,7 +158,7 @@ class StoreRows:
                 self._parts[shard].write_set.producers.append(row)
 
     def _readers(self) -> Iterator[tuple[int, WriteSet]]:
-        """A cluster has nobody who reads on, but a single broker that gets the store back does."""
+        """A cluster has no readers to use them, but a single broker that gets the store back has."""
         shard_of: Dict[int, int] = {}
         for found in self._select(ReaderRow._fields, "stream_readers ORDER BY reader_id"):
             row = ReaderRow._make(found)

@@ -186,7 +186,7 @@ async def follow(
     on_record: Callable[[int, int, bytes], None],
     on_pause: Callable[[], None],
 ) -> None:
-    """Read the logs of shards from ``starts`` to ``ends``. Raises `LogFailure`, and what the callbacks raise; a `ValueError` is a
+    """Read the logs of shards from ``starts`` to ``ends``. Raises `LogFailure`, and the errors of the callbacks; a `ValueError` is a
     `LogFailure` that names the record."""
     positions = {shard: start for shard, start in starts.items() if start < ends[shard]}
     if not positions:

@@ -63,7 +63,7 @@ class PartitionCopy:
     """
 
     def __init__(self, target: TargetPartition, start: int) -> None:
-        self.end = 0  # of what is in the target
+        self.end = 0  # of the records in the target
         self.records = 0
         self._target = target
         self._start = start

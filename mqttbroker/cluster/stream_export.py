@@ -1,6 +1,6 @@
 """Makes the streams of a single broker of a cluster's topics; records keep their partitions and offsets.
 
-What cores have acknowledged and not copied to the topics is read from their logs, and comes behind the records of the topics. Nothing is
+Messages that cores have acknowledged and not copied to the topics are read from their logs, and come behind the records of the topics. Nothing is
 written to Kafka.
 """
 
@@ -204,7 +204,7 @@ class StreamExport:
         self.ends[stream.name, place.partition] = bounds.end
         self._records[stream.name] = self._records.get(stream.name, 0) + count
 
-    # -- what is in the logs only -----------------------------------------------------
+    # -- messages in the logs only -----------------------------------------------------
 
     async def _views(
         self, consumer: AIOKafkaConsumer, positions: List[TopicPartition], bounds: Dict[TopicPartition, _Place], log: KafkaLog,

@@ -19,7 +19,7 @@ RECOVERY_SECONDS = 120.0  # in which the cluster has to be ready again after a k
 
 
 class Kinds:
-    """What is killed next: of two kills one is of a node and one of a Kafka broker; after four comes one of both at once."""
+    """The victim of the next kill: of two kills one is of a node and one of a Kafka broker; after four comes one of both at once."""
 
     def __init__(self, random: Random) -> None:
         self._random = random

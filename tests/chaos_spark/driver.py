@@ -23,7 +23,7 @@ from support.spark_session import python_path
 
 from bridge_spark.source.offsets import from_json
 
-ERRORS = ("mqttbroker ingest:", "kafka_query:")  # what an error line of a driver begins with
+ERRORS = ("mqttbroker ingest:", "kafka_query:")  # an error line of a driver begins with one of them
 LOOK = 0.002  # seconds between polls of the files
 PATIENCE = 240.0  # seconds for a moment to come
 END_SECONDS = 60.0  # for the other processes of a driver to end

@@ -1,4 +1,4 @@
-"""What a driver runs: the ingest job, or a query with Spark's own Kafka source. Each knows its settings and its table."""
+"""The jobs of a driver: the ingest job, or a query with Spark's own Kafka source. Each knows its settings and its table."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OFFSETS_PER_BATCH = 3000
 
 
 class Job(Protocol):
-    """A query that writes one table. ``program``: Python's arguments; ``victims``: what may be killed of it."""
+    """A query that writes one table. ``program``: Python's arguments; ``victims``: its processes that may be killed."""
 
     files: TableFiles
     program: tuple[str, ...]

@@ -82,7 +82,7 @@ class Programs(NamedTuple):
 
 
 def parts(plan: Plan, directory: Path, programs: Programs, findings: Findings) -> tuple[Service, Job]:
-    """What stores the stream, and what reads it."""
+    """The service that stores the stream, and the job that reads it."""
     if plan.mode not in CLUSTER_MODES:
         broker = SingleBroker(
             SEGMENTS[plan.mode], plan.source, programs.broker, plan.seed, plan.broker_life, plan.kills, findings

@@ -1,4 +1,4 @@
-"""What stores the stream of a run: a single broker, or a cluster of nodes with its Kafka brokers.
+"""The services that store the stream of a run: a single broker, or a cluster of nodes with its Kafka brokers.
 
 Both have their own data in a directory of the run, and an actor that kills them.
 """
@@ -75,7 +75,7 @@ class Service(Protocol):
         """The offsets of all messages that were ever in the stream, by partition."""
 
     def summary(self) -> str:
-        """A line: what was killed, and what else happened."""
+        """A line: the processes that were killed, and other events."""
 
 
 class SingleBroker:

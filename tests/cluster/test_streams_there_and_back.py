@@ -47,7 +47,7 @@ def rows(**options: str) -> list[dict[str, Any]]:
 
 
 def query(checkpoint: dict[str, int], **options: str) -> list[int]:
-    """What a streaming query reads that goes on at the offsets of its checkpoint; they are set to what it has read."""
+    """The rows that a streaming query reads from the offsets of its checkpoint on; the offsets are set to those behind them."""
     found = MqttDataSource({"stream": "lab", **options})
     reader = found.streamReader(found.schema())  # type: ignore[arg-type]
     assert isinstance(reader, MqttStreamReader)

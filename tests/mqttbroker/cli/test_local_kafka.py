@@ -12,7 +12,7 @@ pytestmark = pytest.mark.one_build
 
 
 def test_a_failed_download_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
-    """And what Maven writes is not shown."""
+    """And the output of Maven is not shown."""
     for name, script in (("java", "exit 0"), ("mvn", "echo '[ERROR] no network'; echo more; exit 1")):
         program = tmp_path / name
         program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")

@@ -39,7 +39,7 @@ def test_requests_to_kafka_are_never_logged() -> None:
 
 
 def test_a_process_that_logs_none_of_its_lines_still_logs_none() -> None:
-    """The node and its cores log what matters of them as events."""
+    """The node and its cores log important ones as events of their own."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     connection(Cluster(engine="kafka", bootstrap_servers=("127.0.0.1:9092",)))
     assert not logging.getLogger("aiokafka.producer.sender").isEnabledFor(logging.ERROR)

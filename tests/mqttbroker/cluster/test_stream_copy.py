@@ -13,7 +13,7 @@ from sessions.message import Message
 
 pytestmark = pytest.mark.one_build
 
-VOID = None  # what is at an offset that no reader gets
+VOID = None  # at an offset of which no reader gets a record
 
 
 def message(number: int) -> Message:
@@ -21,7 +21,7 @@ def message(number: int) -> Message:
 
 
 class MemoryPartition(TargetPartition):
-    """A partition of a topic: payloads, or `VOID` for what no reader gets."""
+    """A partition of a topic: payloads, or `VOID` at offsets of which no reader gets a record."""
 
     def __init__(self) -> None:
         self.start = 0
