@@ -225,6 +225,7 @@ class JoinedClients(WorkerClients):
         self._links = links
         self._by_name = {listener_name(index, one.listener): one for index, one in enumerate(listeners)}
         self._node = node
+        self._worker_ends = False
 
     def _control(self, kind: int, number: int, body: bytes) -> None:
         if kind == JOINED:
@@ -252,6 +253,9 @@ class JoinedClients(WorkerClients):
 
     def _send_away(self) -> None:
         """Disconnect all clients: their sockets are about to be closed."""
+        if self._worker_ends:
+            raise LinkError("the worker ends a second time")
+        self._worker_ends = True
         wires = [client.wire for client in self.link.clients.values()]
         clients = self._scheduler.broker.clients
         clients.turns.add(clients.send_away([wire.connection for wire in wires if wire is not None]))

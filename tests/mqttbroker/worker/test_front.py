@@ -29,6 +29,7 @@ from mqttbroker.codec.reason_codes import (
     UNSUPPORTED_PROTOCOL_VERSION,
 )
 from mqttbroker.config.settings import Listener
+from mqttbroker.net.link_frames import ENDS, data_prefix, number_bytes
 
 TCP = Listener(port=0)
 (A, A2), (B,) = client_ids(0, 2, 2), client_ids(1, 2)
@@ -385,6 +386,19 @@ def test_clients_of_a_worker_that_ends_are_told(tmp_path: Path) -> None:
                 assert disconnect.reason_code == SERVER_SHUTTING_DOWN  # type: ignore[attr-defined]
             assert older.expect_closed() == []
         assert clients(node) == [[], []]
+
+
+def test_a_worker_that_ends_twice_is_not_honest(tmp_path: Path) -> None:
+    """Each end makes the core disconnect all of its clients."""
+    node = FrontNode(tmp_path, [TCP])
+    with closing(node):
+        node.direct(0, 1)
+        with RawClient(node.port()) as client:
+            client.connect(A)
+            link = node.cores[0].links[0].link
+            node.call(link.data_received, 2 * (data_prefix(ENDS, 0) + number_bytes(0)))
+            client.expect_closed()
+        assert "a second time" in link.error
 
 
 # --- listeners --------------------------------------------------------------------------------------------------------
