@@ -23,12 +23,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Optional, Union
 
+from support.forked_process import ForkedProcess, can_fork
 from support.patience import PATIENCE
 
 from mqttbroker.auth.proven_passwords import KeyFileError, find_key_file
 
 START_SECONDS = 2 * PATIENCE
 STOP_SECONDS = PATIENCE
+PACKAGE = ["-m", "mqttbroker"]
 
 
 def worker_pids(broker: int) -> list[int]:
@@ -58,7 +60,7 @@ class BrokerProcess:
         config: Union[Mapping[str, Any], str, None] = None,
         env: Optional[Mapping[str, str]] = None,
         arguments: Sequence[str] = (),
-        program: Sequence[str] = ("-m", "mqttbroker"),
+        program: Sequence[str] = PACKAGE,
         pass_fds: Sequence[int] = (),
     ) -> None:
         self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-test-"))
@@ -78,7 +80,7 @@ class BrokerProcess:
         self.lines: list[str] = []
         self._first_line = 0  # of the last start
         self._new_line = threading.Condition()
-        self._process: Optional[subprocess.Popen[str]] = None
+        self._process: Union[subprocess.Popen[str], ForkedProcess, None] = None
         self._reader: Optional[threading.Thread] = None
         self._ended_by_test = True
         self._held: dict[int, socket.socket] = {}
@@ -104,18 +106,22 @@ class BrokerProcess:
         assert self._process is None or self._process.poll() is not None, "already running"
         command = [*self.launcher, sys.executable, "-P", *self.program, "serve", "--config", str(self.config)]
         command += ["--port", str(self.port), "--http-port", str(self.http_port), "--data-dir", str(self.data_dir)]
-        self._process = subprocess.Popen(
-            command + self.arguments,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            encoding="utf-8",
-            errors="replace",
-            env=self.env,
-            cwd=self.directory,
-            pass_fds=self.pass_fds,
-        )
+        command += self.arguments
+        if self.program == PACKAGE and not self.launcher and not self.pass_fds and can_fork(self.env):
+            self._process = ForkedProcess(command, self.directory, self.env)
+        else:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=self.env,
+                cwd=self.directory,
+                pass_fds=self.pass_fds,
+            )
         self._ended_by_test = False
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
@@ -211,7 +217,7 @@ class BrokerProcess:
         match = self.wait_for_log(f"{text}|{as_json}", START_SECONDS, after)
         return int(match[1] or match[2])
 
-    def _read(self, process: subprocess.Popen[str]) -> None:
+    def _read(self, process: Union[subprocess.Popen[str], ForkedProcess]) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with self._new_line:
