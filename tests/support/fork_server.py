@@ -13,6 +13,7 @@ import socket
 import sys
 
 import sqlite_utils  # noqa: F401  # imported by `serve` when it opens its database
+from setproctitle import setproctitle
 
 import mqttbroker.server  # noqa: F401
 from mqttbroker.cli.main import main
@@ -82,5 +83,6 @@ def become(request: dict[str, object], output: int) -> None:
 
 
 if __name__ == "__main__":
+    setproctitle("mqttbroker: forks brokers of tests")  # the first title has to be set while the environment is where it was
     serve(socket.socket(fileno=int(sys.argv[1])))
     sys.exit(main())
