@@ -7,14 +7,29 @@ import ssl
 from hashlib import sha256
 from typing import Any, Dict
 
+from aiokafka.conn import AIOKafkaConnection, CloseReason
+from aiokafka.errors import KafkaConnectionError
+
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Cluster
 
 CLUSTER_ID_BYTES = 8
+_send = AIOKafkaConnection.send
+
+
+def send(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -> Any:
+    """`AIOKafkaConnection.send`. Raises `KafkaConnectionError` where uvloop raises RuntimeError: the connection was closed in this
+    iteration of the event loop. aiokafka, which would end its tasks, handles that (github.com/aio-libs/aiokafka/issues/1038)."""
+    try:
+        return _send(self, request, expect_response)
+    except RuntimeError as error:
+        self.close(reason=CloseReason.CONNECTION_BROKEN)
+        raise KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}") from error
 
 
 def connection(cluster: Cluster) -> Dict[str, Any]:
     """The arguments of aiokafka's clients. Raises ConfigError for a certificate that cannot be read."""
+    AIOKafkaConnection.send = send
     # Its debug lines have whole requests: passwords, keys of links, payloads. A process that wants fewer lines has said so before.
     log = logging.getLogger("aiokafka")
     log.setLevel(max(log.level, logging.INFO))

@@ -7,6 +7,7 @@ its outcome was reported as unknown. All appends of one iteration of the event l
 from __future__ import annotations
 
 import asyncio
+import logging
 from contextlib import suppress
 from typing import Any, Dict, Final, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -17,6 +18,8 @@ from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
 from mqttbroker.cluster.kafka_brokers import ASK_TIMEOUT, ASKS, KafkaBrokers
 from mqttbroker.cluster.log_reader import RETRY_AFTER, LogReader, OnRecord
+
+log = logging.getLogger("mqttbroker.cluster")
 
 ALL_REPLICAS: Final = -1
 APPENDS: Final = "append"  # the purpose of a connection
@@ -136,6 +139,21 @@ class KafkaLog:
 
     async def _produce(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> None:
         """Send one request, and report what came of it."""
+        try:
+            outcomes = await self._answered(leader, appends)
+        except Exception as error:
+            log.exception("event=defect in=append")
+            outcomes = dict.fromkeys((shard for shard, _, _ in appends), Appended(-1, f"a defect: {error!r}"))
+        for shard, _, outcome in appends:
+            if not outcome.done():
+                outcome.set_result(outcomes.get(shard, Appended(-1, "the answer does not name the shard")))
+        if any(outcome.offset < 0 for outcome in outcomes.values()):
+            self._brokers.refresh_soon()
+
+    async def _answered(
+        self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]
+    ) -> Dict[int, Appended]:
+        """What came of a request, which is given up when another Kafka broker leads."""
         request = asyncio.get_running_loop().create_task(self._request(leader, appends))
         while not request.done():
             await asyncio.wait([request], timeout=LATE)
@@ -145,12 +163,7 @@ class KafkaLog:
                 if any(self._brokers.leader(shard) not in (leader, None) for shard, _, _ in appends):
                     self._brokers.give_up(leader, APPENDS)
                     await asyncio.wait([request])
-        outcomes = request.result()
-        for shard, _, outcome in appends:
-            if not outcome.done():
-                outcome.set_result(outcomes.get(shard, Appended(-1, "the answer does not name the shard")))
-        if any(outcome.offset < 0 for outcome in outcomes.values()):
-            self._brokers.refresh_soon()
+        return request.result()
 
     async def _request(
         self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]

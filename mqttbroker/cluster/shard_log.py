@@ -81,7 +81,7 @@ class ShardLog:
         self.reason = ""  # why the last append was refused, or its outcome is not known
         self._max_record_bytes = max_record_bytes
         self.void = 0  # records that were read and not valid
-        self.failure = ""  # why the log is not read any more
+        self.failure = ""  # why the log is not read, or not written, any more
         self._kafka = kafka
         self._takeover = encode_takeover(takeover)
         self._events = events
@@ -318,5 +318,12 @@ class ShardLog:
     def _start_task(self, work: object) -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._loop.create_task(work)  # type: ignore[arg-type]
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        defect = None if task.cancelled() else task.exception()
+        if defect is not None:
+            log.error("event=defect in=shard_log shard=%d", self._shard, exc_info=defect)
+            self.failure = self.failure or f"a defect of the shard's log: {defect!r}"

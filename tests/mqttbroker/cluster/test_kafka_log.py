@@ -128,6 +128,18 @@ async def test_an_append_that_is_not_answered_is_unknown_and_a_new_connection_is
         assert await log.append(0, b"b") == Appended(1)
 
 
+async def test_a_defect_leaves_no_append_without_an_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    kafka = FakeKafka(monkeypatch)
+    async with started(kafka) as log:
+
+        async def fail(*arguments: object) -> None:
+            raise RuntimeError("the handler is closed")
+
+        monkeypatch.setattr(log._brokers, "send", fail)
+        answer = await log.append(0, b"a")
+        assert answer.offset == -1 and not answer.refused and "the handler is closed" in answer.reason
+
+
 async def test_a_cancelled_append_is_cancelled(monkeypatch: pytest.MonkeyPatch) -> None:
     kafka = FakeKafka(monkeypatch)
     async with started(kafka) as log:

@@ -103,6 +103,24 @@ def test_what_a_failing_disk_does_not_take_is_applied_when_it_works_again(
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
+def test_a_defect_behind_the_log_ends_the_store_and_leaves_nobody_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    memory = MemoryTopic()
+    store = memory_store(memory, tmp_path, "one", reasons.put)
+    store.recover()
+    store.start(lambda *answer: None, lambda *read: None)
+
+    async def fail(shards: object) -> dict[int, int]:
+        raise RuntimeError("the handler is closed")
+
+    monkeypatch.setattr(store._kafka, "ends", fail)
+    assert "a defect" in reasons.get(timeout=PATIENCE)
+    assert any("event=defect in=s" in line for line in caplog.messages)
+    store.stop()
+
+
 def test_the_loop_of_the_log_does_not_spin_when_a_task_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
     memory = MemoryTopic()
