@@ -217,12 +217,11 @@ class Run:
             working += [group.create_task(reader.check_repeatedly(self.broker)) for reader in self.readers]
             working += [group.create_task(probe.run()) for probe in self.probes]
             living = [group.create_task(mortal.live()) for mortal in self.mortals]
-            for fault in self.schedule:
-                await self._inflict(fault)
-                if time.monotonic() > self._logs_read + LOG_INTERVAL:
-                    with suppress(KafkaError):  # the next time
-                        await self._read_logs()
-            await self._wait_for_acknowledgements(time.monotonic())
+            try:
+                await self._inflict_all()
+            except BaseException:  # a shard does not recover
+                await end([*following, *working, *living])
+                raise
             await end([*working, *living])
             for mortal in self.mortals:
                 await mortal.finish()
@@ -256,6 +255,14 @@ class Run:
         return Habits(self.seed, client.name, 1.5, away)
 
     # --- faults ---------------------------------------------------------------------------------------------------
+
+    async def _inflict_all(self) -> None:
+        for fault in self.schedule:
+            await self._inflict(fault)
+            if time.monotonic() > self._logs_read + LOG_INTERVAL:
+                with suppress(KafkaError):  # the next time
+                    await self._read_logs()
+        await self._wait_for_acknowledgements(time.monotonic())
 
     async def _inflict(self, fault: Fault) -> None:
         await asyncio.sleep(fault.after)
