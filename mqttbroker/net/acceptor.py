@@ -23,6 +23,7 @@ from sessions.counters import Counters
 log = logging.getLogger("mqttbroker.network")
 
 ACCEPTS = 100  # connections accepted per iteration of the event loop
+TLS_READ_BUFFER = 1  # bytes that are read and not decrypted, after which nothing is read: TLS drops them when the client closes
 RETRY = 1.0  # seconds until the next attempt if there was no file descriptor left
 
 
@@ -210,6 +211,7 @@ class Acceptor:
         if context is not None:
             tls = {"ssl": context, "ssl_handshake_timeout": self.timeout, "ssl_shutdown_timeout": CLOSE_TIMEOUT}
         alert = Alert(sock)
+        transport: Any
         try:
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: self._new_client(peer, handshake), sock, **tls
@@ -220,6 +222,8 @@ class Acceptor:
             return
         finally:
             alert.close()
+        if context is not None:
+            transport.set_read_buffer_limits(TLS_READ_BUFFER)
         if self._on_open is not None:
             self._on_open(transport)
 

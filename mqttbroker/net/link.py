@@ -61,7 +61,8 @@ class LinkTransport:
         self._not_taken: i64 = 0  # bytes received that the worker has not been told about
         self._held: Optional[Deque[bytes]] = None  # received while not reading
         self._incomplete: i64 = 0  # bytes of an incomplete WebSocket frame that the worker has
-        self._closed: Optional[str] = None  # the reason of a close that follows the held data
+        self._left: Optional[str] = None  # the reason why nothing follows the held data
+        self._closed: Optional[str] = None  # the reason of a close that follows it
 
     # -- from the worker --------------------------------------------------------
 
@@ -104,6 +105,8 @@ class LinkTransport:
             self._deliver(data, now)
         if not held:
             self._held = None
+            if self._left is not None and self.wire is not None:
+                self.wire.lost(self._left)
             if self._closed is not None:
                 self._close()
             elif self._reading and self._not_taken >= REPORTED:
@@ -143,6 +146,14 @@ class LinkTransport:
     def _receiver(self) -> Any:
         return self.wire if self.receiver is None else self.receiver
 
+    def left(self, reason: str) -> None:
+        """Nothing more will be received, and the socket is open."""
+        wire = self.wire
+        if wire is not None and (self._held is None or wire.closing):
+            wire.lost(reason)
+        else:
+            self._left = reason
+
     def closed(self, reason: str) -> None:
         """The socket is closed."""
         self._closed = reason
@@ -161,8 +172,8 @@ class LinkTransport:
 
     @property
     def client_left(self) -> bool:
-        """Whether the client's socket is closed, although not all that it sent has been handled."""
-        return self._closed is not None
+        """Whether nothing more will be received, although not all that was received has been handled."""
+        return self._closed is not None or self._left is not None
 
     # -- an asyncio transport ---------------------------------------------------
 

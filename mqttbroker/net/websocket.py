@@ -128,6 +128,18 @@ class WebSocket:
         """Read some frames; the rest of a long read follows in the next iteration of the loop, after other clients."""
         if self._lost:
             return
+        self._read_some_frames()
+        if self._reader.unread:
+            if not self._reading_on:
+                self._reading_on = True
+                self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._read_frames)
+        elif self._reading_on:
+            self._reading_on = False
+            if not self._paused_by_owner:
+                self._transport.resume_reading()
+
+    def _read_some_frames(self) -> None:
         reader = self._reader
         if reader.largest != self._largest and self._owner.accepted:
             reader.largest = self._largest
@@ -141,15 +153,6 @@ class WebSocket:
                 self._send()
             reader.ping = None
         self._deliver()
-        if reader.unread:
-            if not self._reading_on:
-                self._reading_on = True
-                self._transport.pause_reading()
-            asyncio.get_running_loop().call_soon(self._read_frames)
-        elif self._reading_on:
-            self._reading_on = False
-            if not self._paused_by_owner:
-                self._transport.resume_reading()
 
     def eof_received(self) -> bool:
         return False
@@ -159,6 +162,8 @@ class WebSocket:
             self._timer.cancel()
         if self._request is not None:
             self._owner.websocket_failed()
+        while self._reader.unread:  # one read at most
+            self._read_some_frames()
         self._lost = True
         self._receiver.connection_lost(error)
         # No reference cycle may remain. The library's generator and the tracebacks of its errors refer to it.

@@ -22,6 +22,7 @@ from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, CONNECTED, Connect
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
+from mqttbroker.net.left_client import LeftClient
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import EntryQuery, Page
@@ -419,6 +420,7 @@ class Wire:
         self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
         self.refusal = ""  # the limit because of which the CONNECT is refused
         self.counted_address = ""  # in `ListenerPolicy.addresses`
+        self.left = ""  # why nothing more will be received, while not everything is handled
         self.transport: Any = None
         self._close_timer: Any = None
         self._unhandled: bytes = b""  # received data that is not handled yet, from `_unhandled_from` on
@@ -510,6 +512,12 @@ class Wire:
         return False
 
     def connection_lost(self, error: Any) -> None:
+        reason = f"connection lost: {error}" if error else "closed by the client"
+        if not self.closing and (self.left or self._has_rest()):
+            self.left = self.left or reason
+            self.transport = LeftClient(self, self.transport, error)
+            self.connection.request_flush()
+            return
         if error is not None and not self.closing:
             self._receive_unread()
         self.closing = True
@@ -538,11 +546,18 @@ class Wire:
                 throttle.timer.cancel()
                 throttle.timer = None
         connection.throttle = connection.outbox.throttle = None
-        self.lost(f"connection lost: {error}" if error else "closed by the client")
+        self.lost(reason)
         # No reference cycle may remain: only the garbage collector would find it, which stops the loop.
         self.connection.wire = None
         self.transport = None
         self._unhandled = b""
+
+    def _has_rest(self) -> bool:
+        """Whether the client has sent something that is not handled yet.
+
+        What it has sent while it waits for slow subscribers is dropped, so that nobody has more waiting by leaving.
+        """
+        return self.reading_paused and not self.closing and self.accepted and self.connection.paused_by is None
 
     def _receive_unread(self) -> None:
         """Handle what the client sent before it reset the connection, such as DISCONNECT [MQTT-3.14.4-3]."""
@@ -636,6 +651,9 @@ class Wire:
     def _pause_reading_if_blocked(self) -> None:
         if self.connection.blocked and not self.reading_paused and not self.closing:
             self.reading_paused = True
+            if self.left and self.connection.paused_by is not None:
+                self.abort()
+                return
             self.transport.pause_reading()
             self._wait_for_store()
 
@@ -730,6 +748,9 @@ class Wire:
         self._pause_reading_if_blocked()
         if self._unhandled and not self.reading_paused:
             self._handle_slices(self.endpoint.scheduler.update_clock(), READ_TIME)
+        if self.left and not self.reading_paused:
+            self._end(self.left)
+            self.connection.request_flush()
 
     # -- a WebSocket's owner ----------------------------------------------------
 
@@ -755,6 +776,13 @@ class Wire:
 
     def lost(self, reason: str) -> None:
         """Nothing more will be received."""
+        if self._has_rest():
+            self.left = reason
+            self.connection.request_flush()
+        else:
+            self._end(reason)
+
+    def _end(self, reason: str) -> None:
         self.endpoint.scheduler.update_clock()
         self.reader.protocol.lost(reason)
 

@@ -133,7 +133,7 @@ class WorkerClients:
             answers = wire.take_answers()
             if answers:
                 client.write(answers)
-            wire.lost(body.decode("utf-8", "replace"))
+            client.left(body.decode("utf-8", "replace"))
         elif kind == REFUSED and body:
             wire.refuse(body[0], body[1:].decode("utf-8", "replace"))
         elif kind == WEBSOCKET_FAILED:
