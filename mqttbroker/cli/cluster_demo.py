@@ -7,15 +7,12 @@ would in production, and connect again when their node dies.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 import random
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -34,7 +31,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bridge_spark.tables.ingest_config import IngestConfig
-from bridge_spark.tables.ingest_session import IngestError, make_session
+from bridge_spark.tables.ingest_session import make_session
 from mqttbroker.cli.demo import (
     BROKER_CONFIG,
     WINDOW,
@@ -43,9 +40,8 @@ from mqttbroker.cli.demo import (
     Sensor,
     arrived,
     compare,
-    read_sensors,
+    run_command,
     show,
-    simulate,
     stderr_in,
     summary,
 )
@@ -273,22 +269,25 @@ def retained_topics(port: int, count: int) -> set[str]:
 
 @contextmanager
 def running_cluster(directory: Path, console: Console) -> Iterator[tuple[LocalKafka, list[Node]]]:
-    """Three Kafka brokers and three nodes that serve clients."""
+    """Three Kafka brokers and three nodes that serve clients. Raises DemoError."""
     kafka_files = directory / "kafka"
     kafka_files.mkdir()
     console.print("Kafka starts" if LIBRARIES.exists()
                   else "Maven downloads Kafka, which may take some minutes; then it starts", highlight=False, soft_wrap=True)
-    with LocalKafka(kafka_files, 3) as kafka:
-        console.print("3 Kafka brokers run; the nodes start", highlight=False)
-        nodes = [Node(number, directory, kafka.bootstrap) for number in range(1, NODES + 1)]
-        try:
-            for node in nodes:
-                node.start()
-            wait_until_ready(nodes)
-            yield kafka, nodes
-        finally:
-            for node in nodes:
-                node.stop()
+    try:
+        with LocalKafka(kafka_files, 3) as kafka:
+            console.print("3 Kafka brokers run; the nodes start", highlight=False)
+            nodes = [Node(number, directory, kafka.bootstrap) for number in range(1, NODES + 1)]
+            try:
+                for node in nodes:
+                    node.start()
+                wait_until_ready(nodes)
+                yield kafka, nodes
+            finally:
+                for node in nodes:
+                    node.stop()
+    except KafkaMissing as missing:
+        raise DemoError(str(missing)) from None
 
 
 class Faults:
@@ -347,7 +346,7 @@ def publish(publishers: list[Publisher], total: int, faults: Faults, bars: Progr
 
 
 def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
-    """Run the demo; returns whether nothing is missing or doubled. Raises DemoError, KafkaMissing and IngestError."""
+    """Run the demo; returns whether nothing is missing or doubled. Raises DemoError and IngestError."""
     total = sum(len(sensor.readings) for sensor in sensors)
     table = directory / "tables" / "readings"
     bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
@@ -386,28 +385,10 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="cluster-demo", description="From sensors over three nodes and three Kafka brokers to a Spark table, with kills.")
-    parser.add_argument("--data", type=Path, metavar="DIR",
-                        help="CSV files (timestamp,value) instead of a simulated plant")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="directory for the data of nodes and Kafka, and the table")
-    options = parser.parse_args(arguments)
-    console = Console(width=None if sys.stdout.isatty() else 100)
-    directory = options.keep or Path(tempfile.mkdtemp(prefix="mqttbroker-cluster-demo-"))
-    start = time.monotonic()
-    try:
-        sensors = read_sensors(options.data) if options.data else simulate()
-        directory.mkdir(parents=True, exist_ok=True)
-        kept = demo(console, sensors, directory.absolute())
-    except (DemoError, IngestError, KafkaMissing, OSError) as error:
-        print(f"cluster-demo: {error}", file=sys.stderr)
-        return 1
-    finally:
-        if options.keep is None:
-            shutil.rmtree(directory, ignore_errors=True)
-    console.print(f"{'everything is there' if kept else 'SOMETHING IS WRONG'}, {time.monotonic() - start:.0f} s",
-                  highlight=False)
-    return 0 if kept else 1
+    return run_command(
+        "cluster-demo", "From sensors over three nodes and three Kafka brokers to a Spark table, with kills.",
+        "the data of nodes and Kafka, and the table", demo, arguments,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -348,28 +348,36 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     return kept and missing_meta == 0
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="demo", description="From sensors to a Spark table, with one command.")
+Demo = Callable[[Console, list[Sensor], Path], bool]
+
+
+def run_command(program: str, description: str, kept: str, perform: Demo, arguments: Optional[Sequence[str]]) -> int:
+    """The command of a demo, which ``perform`` does in a directory for what is ``kept`` on demand; returns the exit status."""
+    parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--data", type=Path, metavar="DIR",
                         help="CSV files (timestamp,value) instead of a simulated plant")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="directory for the broker's data and the table")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help=f"directory for {kept}")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
-    directory = options.keep or Path(tempfile.mkdtemp(prefix="mqttbroker-demo-"))
+    directory = options.keep or Path(tempfile.mkdtemp(prefix=f"mqttbroker-{program}-"))
     start = time.monotonic()
     try:
         sensors = read_sensors(options.data) if options.data else simulate()
         directory.mkdir(parents=True, exist_ok=True)
-        kept = demo(console, sensors, directory.absolute())
+        complete = perform(console, sensors, directory.absolute())
     except (DemoError, IngestError, OSError) as error:
-        print(f"demo: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     finally:
         if options.keep is None:
             shutil.rmtree(directory, ignore_errors=True)
-    console.print(f"{'everything is there' if kept else 'SOMETHING IS WRONG'}, {time.monotonic() - start:.0f} s",
+    console.print(f"{'everything is there' if complete else 'SOMETHING IS WRONG'}, {time.monotonic() - start:.0f} s",
                   highlight=False)
-    return 0 if kept else 1
+    return 0 if complete else 1
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    return run_command("demo", "From sensors to a Spark table, with one command.", "the broker's data and the table", demo, arguments)
 
 
 if __name__ == "__main__":
