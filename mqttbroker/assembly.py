@@ -28,6 +28,7 @@ from mqttbroker.core.work_queues import QueueRule
 from mqttbroker.memory_limit import memory_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
+from sessions.counters import Counters
 from sessions.journal import Journal
 from sessions.producers import Producers
 from sessions.registry import Registry
@@ -108,6 +109,17 @@ def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] 
         networks=Networks(limits.ipv4_prefix, limits.ipv6_prefix),
     )
     return fill(ListenerTerms(), limits, own)
+
+
+def listener_policy(settings: Settings, listener: Listener, security: Security, counters: Counters) -> ListenerPolicy:
+    """The policy for clients of a listener."""
+    return ListenerPolicy(
+        security.policy_of(listener),
+        listener_terms(settings, listener, security.rules_of(listener)),
+        listener.max_connections,
+        counters,
+        listener.max_half_open or 0,
+    )
 
 
 def bridge_terms(settings: Settings) -> ListenerTerms:

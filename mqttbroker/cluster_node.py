@@ -21,12 +21,12 @@ from typing import Any, List, Optional, Set
 import uvloop
 from setproctitle import setproctitle
 
-from mqttbroker import __version__, build_kind, config_check
+from mqttbroker import __version__, build_kind, startup
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.data_files import restrict, set_umask
+from mqttbroker.admin.data_files import restrict
 from mqttbroker.admin.http import HttpServer
-from mqttbroker.assembly import build_broker, listener_terms
+from mqttbroker.assembly import build_broker, listener_policy
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics
 from mqttbroker.cluster.core_control import CoreSetup
@@ -35,15 +35,13 @@ from mqttbroker.cluster.kafka_log import LogFailure
 from mqttbroker.cluster.stream_topic_setup import prepare_stream_topics
 from mqttbroker.cluster_http import ClusterMetrics, ClusterRoutes
 from mqttbroker.cluster_lists import ClusterLists, copy_bans
-from mqttbroker.config.load import ConfigError, log_warning
+from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.core_http import CoreAway, CoreHttp
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
-from mqttbroker.logs import close, configure_log, file_problem
 from mqttbroker.net import worker_setup
 from mqttbroker.net.link_address import LinkAddress
-from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
@@ -270,13 +268,7 @@ class ClusterNode:
     # -- listeners, workers, HTTP ------------------------------------------------------
 
     async def _open_listener(self, listener: Listener) -> None:
-        policy = ListenerPolicy(
-            self.security.policy_of(listener),
-            listener_terms(self.settings, listener, self.security.rules_of(listener)),
-            listener.max_connections,
-            self.broker.outbound.counters,
-            listener.max_half_open or 0,
-        )
+        policy = listener_policy(self.settings, listener, self.security, self.broker.outbound.counters)
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, True)
         await open_listener.open(self.passed)
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
@@ -360,17 +352,8 @@ class ClusterNode:
 
 def serve_node(settings: Settings, reread: Callable[[], Settings], warnings: Sequence[str] = ()) -> int:
     """Run a node until SIGTERM; returns the exit status of the process. An error that prevents the start is one line on stderr."""
-    try:
-        configure_log(settings.log)
-    except OSError as error:
-        close()
-        print(file_problem(error, settings.log), file=sys.stderr)
+    if not startup.begin(settings, warnings):
         return 2
-    for text in warnings:
-        log_warning(text)
-    for text in config_check.warnings(settings):
-        log.warning("event=configuration_warning reason=%s", text)
-    set_umask(settings.data_mode)
     # aiokafka logs each attempt to connect; what matters of it is logged here.
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     manager = ServiceManager(os.environ)
@@ -381,12 +364,6 @@ def serve_node(settings: Settings, reread: Callable[[], Settings], warnings: Seq
 
     try:
         uvloop.run(main())
-    except ConfigError as error:
-        close()  # the error is the last line
-        print(error, file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:
-        close()
-        print(f"mqttbroker: {error}", file=sys.stderr)
-        return 1
+    except (ConfigError, OSError, ValueError) as error:
+        return startup.failed(error)
     return 0

@@ -26,7 +26,7 @@ from setproctitle import setproctitle
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
-from mqttbroker import __version__, build_kind, config_check
+from mqttbroker import __version__, build_kind, startup
 from mqttbroker.admin.access import access_list, streams_open
 from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.backup import back_up
@@ -34,7 +34,7 @@ from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.data_files import restrict, set_umask
+from mqttbroker.admin.data_files import restrict
 from mqttbroker.admin.group_control import GroupControl, GroupsReport
 from mqttbroker.admin.history import History, Sampler
 from mqttbroker.admin.http import HttpServer
@@ -52,7 +52,7 @@ from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
 from mqttbroker.admin.views import AuthenticatorStatus
 from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.assembly import bridge_terms, build_broker, listener_terms, restore, stream_config
+from mqttbroker.assembly import bridge_terms, build_broker, listener_policy, restore, stream_config
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridge import BridgeContext, BridgeStatus
 from mqttbroker.bridges.bridges import Bridges
@@ -60,14 +60,14 @@ from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
 from mqttbroker.bridges.state_file import DIRECTORY as BRIDGE_DIRECTORY
 from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
-from mqttbroker.config.load import ConfigError, log_warning
+from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.health import Health
 from mqttbroker.log_levels import LogLevels
-from mqttbroker.logs import close, configure_log, file_problem
+from mqttbroker.logs import close
 from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
 from mqttbroker.metrics_page import MetricsPage
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -453,13 +453,7 @@ class Server:
         )
 
     async def _open_listener(self, listener: Listener) -> None:
-        policy = ListenerPolicy(
-            self.security.policy_of(listener),
-            listener_terms(self.settings, listener, self.security.rules_of(listener)),
-            listener.max_connections,
-            self.broker.outbound.counters,
-            listener.max_half_open or 0,
-        )
+        policy = listener_policy(self.settings, listener, self.security, self.broker.outbound.counters)
         workers = self.settings.worker_count > 0
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, workers)
         if self.shard is None:
@@ -557,17 +551,8 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
 
     ``warnings`` are those of loading the settings. An error that prevents the start is one line on stderr.
     """
-    try:
-        configure_log(settings.log)
-    except OSError as error:
-        close()
-        print(file_problem(error, settings.log), file=sys.stderr)
+    if not startup.begin(settings, warnings):
         return 2
-    for text in warnings:
-        log_warning(text)
-    for text in config_check.warnings(settings):
-        log.warning("event=configuration_warning reason=%s", text)
-    set_umask(settings.data_mode)
     keep_freed_memory()
     manager = ServiceManager(os.environ)
     if settings.worker_count:
@@ -593,12 +578,6 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
             log.info("event=restarting")
             close()
             restart(server.released, manager)
-    except ConfigError as error:
-        close()  # the error is the last line
-        print(error, file=sys.stderr)
-        return 2
-    except (OSError, StoreError, StreamLogError, ValueError) as error:
-        close()
-        print(f"mqttbroker: {error}", file=sys.stderr)
-        return 1
+    except (ConfigError, OSError, StoreError, StreamLogError, ValueError) as error:
+        return startup.failed(error)
     return 0
