@@ -115,6 +115,7 @@ COMPILED = [
     "mqttbroker/net/abuse_limits.py",
     "mqttbroker/net/listener_policy.py",
     "mqttbroker/net/open_sockets.py",
+    "mqttbroker/net/left_client.py",
     "mqttbroker/net/wire.py",
     "mqttbroker/net/link_frames.py",
     "mqttbroker/net/link.py",
