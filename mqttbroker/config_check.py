@@ -11,8 +11,7 @@ from urllib.parse import urlsplit
 
 from bridge_spark.log.archive.files import ArchiveError, open_files
 from bridge_spark.log.archive.location import parse_location
-from bridge_spark.log.stream_files import DESCRIPTION_FILE
-from mqttbroker.admin.repair import STREAMS
+from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, is_loopback

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Optional
 
 from bridge_spark.log.archive.archiver import Archiver
 from mqttbroker.auth.security import Security
@@ -26,7 +25,7 @@ class Health:
         listeners: Sequence[OpenListener],
         reloader: Reloader,
         repairs: bool,
-        others: Optional[Callable[[], list[str]]] = None,
+        parts_unready: Callable[[], list[str]],
     ) -> None:
         self._broker = broker
         self._store = store
@@ -35,7 +34,7 @@ class Health:
         self._listeners = listeners
         self._reloader = reloader
         self._repairs = repairs
-        self._others = others
+        self._parts_unready = parts_unready
 
     def unready(self) -> list[str]:
         """The reasons why clients should not connect now; empty if there is none. Called on the event loop's thread."""
@@ -54,9 +53,7 @@ class Health:
         redirect = self._broker.terms.redirect
         if redirect is not None:
             reasons.append(f"redirect: clients go to {redirect.server_reference}")
-        if self._others is not None:
-            reasons += self._others()
-        return reasons
+        return reasons + self._parts_unready()
 
     def warnings(self) -> list[str]:
         """Problems that keep no client away from all listeners; called on the HTTP server's thread."""

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import Callable, List, Optional, Protocol, Sequence
+from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence
 
 import uvloop
 from setproctitle import setproctitle
@@ -49,10 +49,10 @@ from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
 from mqttbroker.admin.http_streams import StreamAccess
 from mqttbroker.admin.http_trace import TraceRoutes
 from mqttbroker.admin.metrics import Metrics
-from mqttbroker.admin.repair import DATABASE, STREAMS, recover, set_aside
+from mqttbroker.admin.repair import set_aside
 from mqttbroker.admin.views import AuthenticatorStatus
 from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.assembly import bridge_terms, build_broker, listener_policy, restore, stream_config
+from mqttbroker.assembly import bridge_terms, build_broker, listener_policy, restore
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridge import BridgeContext, BridgeStatus
 from mqttbroker.bridges.bridges import Bridges
@@ -78,16 +78,16 @@ from mqttbroker.net.tls import ListenerContext, http_context
 from mqttbroker.net.trace import Tracer
 from mqttbroker.net.wire import Endpoint, FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
+from mqttbroker.own_parts import OwnParts
 from mqttbroker.periodic_tasks import GC_FULL, PeriodicTasks
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import RestartRequest, restart
 from mqttbroker.service_manager import ServiceManager
 from mqttbroker.store_runner import StoreRunner
-from mqttbroker.stream_control import StreamControl, created_definitions, with_created_streams
+from mqttbroker.stream_control import StreamControl
 from mqttbroker.stream_reads import StreamReads
 from mqttbroker.workers import Workers
-from sessions.store.interface import Store, StoreError
-from sessions.store.writer import SqliteStore
+from sessions.store.interface import Recovered, Store, StoreError
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
@@ -98,17 +98,39 @@ audit = logging.getLogger("mqttbroker.audit")
 GC_THRESHOLDS = (2_000, 2, 10 * GC_FULL)
 
 
-class ShardParts(Protocol):
-    """The parts that the core of a cluster's shard has in the place of a store on its disk, local streams and listening sockets."""
+class BrokerParts(Protocol):
+    """The parts that a broker on its own and the core of a cluster's shard have different ones of: `OwnParts`, `ShardCore`."""
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the broker is one of several: its node has the signals and the sockets, and Kafka the streams."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings in force, with the streams that were created at run time."""
+
+    @property
+    def definitions(self) -> Mapping[str, Mapping[str, Any]]:
+        """Those of the streams that were created at run time."""
+
+    @property
+    def stream_logs(self) -> StreamLogs:
+        """The streams on this disk."""
 
     @property
     def store(self) -> Store: ...
+
+    def recover(self) -> Recovered:
+        """Open the store. Raises StoreError."""
 
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
         """The broker is built, and its rows are not restored yet."""
 
     async def start(self, broker: Broker, scheduler: FlushScheduler) -> None:
         """Start what needs the event loop. Returns when clients may connect."""
+
+    async def open(self, listener: OpenListener) -> None:
+        """Open a listener. Raises OSError."""
 
     async def accept(self, listeners: Sequence[OpenListener], scheduler: FlushScheduler) -> None:
         """Accept clients of these listeners from now on. Raises OSError."""
@@ -127,47 +149,35 @@ class ShardParts(Protocol):
 
 
 class Server:
-    """One broker with its store, streams, listeners and HTTP endpoint; with ``shard`` the core of a cluster's shard.
+    """One broker with its store, streams, listeners and HTTP endpoint.
 
-    ``reread`` loads the settings again, for SIGHUP. ``manager`` is told the state. The listeners use the sockets of
-    ``passed`` that have their addresses. ``opened`` is called when clients may connect. Raises ConfigError if a file that the settings
-    name cannot be used.
+    ``reread`` loads the settings again, for SIGHUP; those of the configuration file are ``file_settings``. ``manager`` is told the state,
+    and keeps the sockets of ``passed`` that are in use. ``opened`` is called when clients may connect. Raises ConfigError if a file that the
+    settings name cannot be used.
     """
 
     def __init__(
         self,
-        settings: Settings,
+        parts: BrokerParts,
+        file_settings: Settings,
         reread: Callable[[], Settings],
         manager: ServiceManager,
         passed: PassedSockets,
-        shard: Optional[ShardParts] = None,
         opened: Optional[Callable[[], None]] = None,
     ) -> None:
-        self.shard = shard
+        self.parts = parts
         self._opened = opened
-        definitions = {} if shard is not None else created_definitions(settings)
-        self.file_settings = settings
-        settings = with_created_streams(settings, definitions)
-        self.settings = settings
-        self._definitions = definitions
+        self.file_settings = file_settings
+        self.settings = settings = parts.settings
         self.manager = manager
         self.passed = passed
         self.reread = reread
         self.security = Security(settings)
-        local = settings.streams if shard is None else ()  # those of a cluster are topics of Kafka
-        configs = [stream_config(stream, definitions.get(stream.name)) for stream in local]
-        self.streams = StreamLogs(settings.data_dir / STREAMS, configs)
+        self.streams = parts.stream_logs
         self.sealer = Sealer(self.streams)
         self.archiver = Archiver(self.streams)
         self.consumers = ConsumerLag(self.streams, settings.consumers)
-        self.store: Store = shard.store if shard is not None else SqliteStore(
-            settings.data_dir / DATABASE,
-            settings.durability,
-            self.streams,
-            settings.commit_log_bytes,
-            settings.apply_interval,
-            settings.limits.max_unapplied_bytes,
-        )  # fmt: skip
+        self.store = parts.store
         self.process_memory = ProcessMemory()
         self.stopping = asyncio.Event()
         self.listeners: List[OpenListener] = []
@@ -182,10 +192,7 @@ class Server:
         """Read the store and build the broker, in the event loop; the store repairs itself first if the settings say so."""
         restrict(self.settings.data_dir, self.settings.data_mode)
         base = self.process_memory.resident()
-        if self.shard is None:
-            recovered = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
-        else:
-            recovered = self.store.recover()
+        recovered = self.parts.recover()
         self.broker = build_broker(self.settings, recovered, self.security)
         aside = set_aside(self.settings.data_dir)
         for path in aside:
@@ -194,15 +201,13 @@ class Server:
             self.streams, len(aside), self.consumers, self._authenticators, self.workers.statuses, self._bridges
         )
         self.metrics.store_progress = self.store.progress
-        if self.shard is not None:
-            self.metrics.shard_topics = self.shard.sys_topics
+        self.metrics.cluster_topics = self.parts.sys_topics
         loop = asyncio.get_running_loop()
         self.store_runner = StoreRunner(self.store, self.metrics.latency, loop)
         self.scheduler = FlushScheduler(
             self.broker, loop, self.store_runner.submit, self.settings.durability != "interval"
         )
-        if self.shard is not None:
-            self.shard.built(self.broker, self.scheduler)
+        self.parts.built(self.broker, self.scheduler)
         restore(self.broker, recovered, time.time())
         log.info(
             "event=memory_limit max_memory=%s all_parts=%d before_clients=%d",
@@ -249,7 +254,7 @@ class Server:
             self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager,
             LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
         )
-        if self.shard is None:
+        if not self.parts.clustered:
             for number in (signal.SIGTERM, signal.SIGINT):
                 loop.add_signal_handler(number, self.stopping.set)
             loop.add_signal_handler(signal.SIGHUP, reloader.start)
@@ -261,11 +266,11 @@ class Server:
             self.store,
             self.streams,
             self.settings,
-            self._definitions,
+            self.parts.definitions,
             lambda: self.reloader.settings.max_created_streams,
             self.scheduler.schedule,
             self._streams_changed,
-            self.shard is None,
+            not self.parts.clustered,
         )
         self.alarms = self.metrics.alarms = Alarms(self.control.publish_own)
         reloader.client_events = ClientEvents(
@@ -285,17 +290,15 @@ class Server:
         self._open_http()
         self.reloader.http = self.http
         tasks += self._periodic_tasks()
-        if self.shard is not None:
-            await self.shard.start(self.broker, self.scheduler)
+        await self.parts.start(self.broker, self.scheduler)
         self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
         for listener in self.settings.listeners:
             await self._open_listener(listener)
         self._settle_sockets()
         self.bridges = self.reloader.bridges = self._make_bridges()
         self.bridges.start(self.settings.bridges)
-        if self.shard is not None:
-            await self.shard.accept(self.listeners, self.scheduler)
-        elif self.settings.worker_count:
+        await self.parts.accept(self.listeners, self.scheduler)
+        if self.settings.worker_count:
             await self._start_workers(self.settings.worker_count)
         if not self.stopping.is_set():
             log.info("event=started version=%s build=%s", __version__, build_kind())
@@ -316,8 +319,7 @@ class Server:
                 self.released += open_listener.release()
             open_listener.close()
         self.workers.stop_listening()
-        if self.shard is not None:
-            self.shard.stop_accepting()
+        self.parts.stop_accepting()
         if self.bridges is not None:
             await self.bridges.stop()
         self.security.stop()
@@ -327,8 +329,7 @@ class Server:
             task.cancel()
         self.stream_reads.stop()
         await self.store_runner.drain(self.broker)
-        if self.shard is not None:
-            await self.shard.stop()
+        await self.parts.stop()
         await self.workers.stop()
         self.control_runner.close()  # the HTTP server's thread must not wait for this one, which joins it
         if self.http is not None:
@@ -384,7 +385,7 @@ class Server:
             health = Health(
                 self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
                 self.settings.on_corrupt_store == "salvage",
-                None if self.shard is None else self.shard.unready,
+                self.parts.unready,
             )
             metrics_page = MetricsPage(
                 self.metrics, self.control, self.control_runner, self.security, self.listeners, self._http_context,
@@ -428,7 +429,7 @@ class Server:
         try:
             http.start()
         except OSError as error:
-            if self.shard is None or http.port == 0 or error.errno != errno.EADDRINUSE:
+            if not self.parts.clustered or http.port == 0 or error.errno != errno.EADDRINUSE:
                 raise
             log.warning("event=http_port_in_use port=%d", http.port)
             http.port = 0
@@ -449,17 +450,14 @@ class Server:
             lambda: settings_in_force(self.reloader.settings),
             self.reloader.log_levels,
             reload,
-            None if backup_dir is None or self.shard is not None else lambda name: back_up(self.settings.data_dir, backup_dir / name),
+            None if backup_dir is None or self.parts.clustered else lambda name: back_up(self.settings.data_dir, backup_dir / name),
         )
 
     async def _open_listener(self, listener: Listener) -> None:
         policy = listener_policy(self.settings, listener, self.security, self.broker.outbound.counters)
         workers = self.settings.worker_count > 0
         open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, workers)
-        if self.shard is None:
-            await open_listener.open(self.passed)
-        else:
-            open_listener.open_for_links()
+        await self.parts.open(open_listener)
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
 
@@ -562,7 +560,7 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
         passed = PassedSockets(os.environ)
         if passed:
             log.info("event=sockets_passed count=%d", len(passed))
-        server = Server(settings, reread, manager, passed)
+        server = Server(OwnParts(settings, passed), settings, reread, manager, passed)
         # No collection while the store loads, and none of the loaded objects later: it would only cost time.
         gc.disable()
         server.load()

@@ -175,7 +175,7 @@ class ShardProcess:
     async def _serve(self, core: ShardCore) -> None:
         """The broker, until it is told to stop."""
         server = self._server = Server(
-            self._settings, self._reread, ServiceManager({}), PassedSockets({}), core, self._opened
+            core, self._settings, self._reread, ServiceManager({}), PassedSockets({}), self._opened
         )
         gc.disable()
         server.load()

@@ -13,9 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Dict, List
 
 from bridge_spark.log.stream_config import StreamLogError
-from bridge_spark.log.stream_files import created_streams, mark_deleted
+from bridge_spark.log.stream_files import STREAMS, created_streams, mark_deleted
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.admin.repair import STREAMS
 from mqttbroker.admin.stream_changes import Definition, StreamRefused
 from mqttbroker.assembly import stream_config, stream_rule
 from mqttbroker.config.load import ConfigError

@@ -17,6 +17,7 @@ from bridge_spark.log.files import replace_file, sync_directory, write_all
 from bridge_spark.log.high_watermark import WATERMARK_BYTES, WATERMARK_FILE, Watermark, encode_watermark, published_end
 from bridge_spark.log.stream_config import FORMAT_VERSION, StreamLogDamage, StreamLogError
 
+STREAMS = "streams"  # directory of all streams, in a broker's data directory
 DESCRIPTION_FILE = "stream.json"
 DELETED_FILE = "deleted.json"
 CONSUMERS_DIRECTORY = "consumers"

@@ -22,9 +22,9 @@ from bridge_spark.log.backup import DamagedLog, backup_lock, copy_partition
 from bridge_spark.log.check import partitions
 from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import SegmentError
-from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE
+from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE, STREAMS
 from mqttbroker import __version__
-from mqttbroker.admin.repair import DATABASE, STREAMS, in_use
+from mqttbroker.admin.repair import DATABASE, in_use
 from mqttbroker.core.ban_list import BAN_FILE
 from sessions.store.check import TABLES, check_database
 from sessions.store.commit_log.survey import last_position, survey

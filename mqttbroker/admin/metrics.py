@@ -47,7 +47,7 @@ class Metrics:
         self.workers = workers
         self.set_aside = set_aside
         self.store_progress: Callable[[], Progress] = Progress
-        self.shard_topics: Callable[[], Dict[str, object]] = dict  # of `$SYS`, in a cluster
+        self.cluster_topics: Callable[[], Dict[str, object]] = dict  # of `$SYS`, in a cluster
         self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers

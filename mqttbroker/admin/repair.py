@@ -19,6 +19,7 @@ from bridge_spark.log.check import check_description, check_partition, partition
 from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.repair import append_missing, repair_partition
+from bridge_spark.log.stream_files import STREAMS
 from bridge_spark.log.stream_log import StreamLogDamage
 from sessions.store.check import TABLES, DatabaseState, check_database, is_emptied
 from sessions.store.commit_log.records import StreamRecords
@@ -30,7 +31,6 @@ from sessions.store.recovery import LOG_DIRECTORY
 from sessions.store.salvage import damaged_copies, finish_salvage, salvage, set_stream_ends
 
 DATABASE = "mqttbroker.db"
-STREAMS = "streams"
 
 # How often the commit log of a running broker is read again if it changed meanwhile.
 LIVE_ATTEMPTS = 5

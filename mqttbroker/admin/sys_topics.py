@@ -169,7 +169,7 @@ class SysTopics:
         values.update(self._streams())
         values.update(self._queues(status))
         values.update(self._workers())
-        values.update(self.metrics.shard_topics())
+        values.update(self.metrics.cluster_topics())
         loads = {
             "messages/received": totals.messages_received,
             "messages/sent": totals.messages_sent,

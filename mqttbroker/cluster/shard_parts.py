@@ -9,8 +9,10 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Dict, Final, FrozenSet, Optional
+from typing import Any, Dict, Final, FrozenSet, Optional
 
+from bridge_spark.log.stream_files import STREAMS
+from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.cluster.bus import Barrier, Bus, LocalReceiver
 from mqttbroker.cluster.core_control import CoreSetup, link_port
@@ -48,7 +50,7 @@ from mqttbroker.net.worker_clients import JoinedClients
 from mqttbroker.net.worker_pool import most_sockets
 from mqttbroker.net.worker_setup import listener_name
 from sessions.message import Message
-from sessions.store.interface import StoreError
+from sessions.store.interface import Recovered, StoreError
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -79,10 +81,12 @@ class Receiver(LocalReceiver):
 
 
 class ShardCore:
-    """A `ShardParts` of `mqttbroker.server`, for ``shard``; its files are in ``directory``.
+    """The `BrokerParts` of the core of ``shard``; its files are in ``directory``.
 
     ``on_lost`` is called, on any thread, with the reason why this process may not go on.
     """
+
+    clustered = True
 
     def __init__(self, setup: CoreSetup, shard: int, directory: Path, on_lost: Callable[[str], None]) -> None:
         settings, cluster = setup.settings, setup.settings.cluster
@@ -92,7 +96,10 @@ class ShardCore:
         self.bus_lag = 0  # records of the other logs that are not routed
         self.links_missing: Sequence[int] = ()  # shards with an owner to whose core there is no link
         self.streams: Optional[StreamTopics] = None
+        self.definitions: Dict[str, Dict[str, Any]] = {}  # a stream is a topic of Kafka, which is not made at run time
+        self.stream_logs = StreamLogs(directory / STREAMS, [])
         self._setup = setup
+        self.settings = settings  # of the broker, once there is one
         self._settings = settings
         self._shards = Shards(cluster.shards)
         self._on_lost = on_lost
@@ -129,6 +136,7 @@ class ShardCore:
 
     def reload(self, settings: Settings) -> None:
         """Use other limits."""
+        self.settings = settings
         if self._links is not None:
             self._links.take_packets(settings.longest_packet)
 
@@ -176,7 +184,10 @@ class ShardCore:
             return None
         return 0 if self.streams is None else max(0, self.streams.position)
 
-    # -- ShardParts -----------------------------------------------------------------
+    # -- BrokerParts ----------------------------------------------------------------
+
+    def recover(self) -> Recovered:
+        return self.store.recover()
 
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
         broker.connect_handler.own_shard = OwnShard(self.shard, self._shards.count)
@@ -318,6 +329,9 @@ class ShardCore:
         if hello.kind == CORE and hello.from_shard not in range(own + 1, count):
             return f"a link from shard {hello.from_shard}, which shard {own} opens or which there is not"
         return difference(hello, self._setup.cluster.hex(), own, self._setup.digest, self._listener_names)
+
+    async def open(self, listener: OpenListener) -> None:
+        listener.open_for_links()
 
     async def accept(self, listeners: Sequence[OpenListener], scheduler: FlushScheduler) -> None:
         self._listeners = listeners
