@@ -180,7 +180,7 @@ chaos: $(VENV)/extras build
 
 # Kills and stops nodes and Kafka brokers of a cluster under load, cuts and delays their links (Linux, as root), then compares
 # as `chaos` does, and with the logs in Kafka; takes about two hours. CHAOS_ARGS="--nodes 5 --kafka 5 --both 2 --stops 10
-# --cuts 5 --slow 5" has fewer faults.
+# --cuts 5 --slow 5" has fewer faults; --keep DIR keeps the logs of nodes and Kafka brokers.
 chaos-cluster: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos_cluster.run --seed $(CHAOS_SEED) $(CHAOS_ARGS)
 

@@ -51,7 +51,8 @@ class Record:
 
     A CONNACK or DISCONNECT with a reason code among ``unavailable`` is no fault, nor is a DISCONNECT with one among ``undecided``:
     the client connects again. ``on_packet``
-    is called with the name of every packet that a client receives, ``progressed`` after it. Faults are in ``rows``.
+    is called with the name of every packet that a client receives, ``progressed`` after it. Faults are in ``rows``; ``on_fault`` is called
+    with the row and the text of each.
     """
 
     def __init__(self, rows: Sequence[str] = ROWS) -> None:
@@ -73,6 +74,7 @@ class Record:
         self.undecided: frozenset[int] = frozenset()
         self.on_packet: Callable[[str], None] = lambda kind: None
         self.progressed: Callable[[], None] = lambda: None
+        self.on_fault: Callable[[str, str], object] = lambda row, text: None
 
     # --- publishers -----------------------------------------------------------------------------------------------
 
@@ -117,3 +119,4 @@ class Record:
 
     def fault(self, row: str, text: str) -> None:
         self.faults[row].append(text)
+        self.on_fault(row, text)

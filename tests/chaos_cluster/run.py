@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -72,6 +73,27 @@ CONFIG: dict[str, Any] = {
     "limits": {"max_queue_memory_messages": 50, "max_inflight": 100},
     "sys_interval": "0s",
 }
+
+
+class Story:
+    """Writes the faults and findings of a run to ``story.log``, with times like those of the nodes' logs, which it keeps beside it.
+
+    Without a directory it writes nothing.
+    """
+
+    def __init__(self, directory: Optional[Path] = None) -> None:
+        self._directory = directory
+
+    def tell(self, what: object, text: object) -> None:
+        if self._directory is not None:
+            with open(self._directory / "story.log", "a", encoding="utf-8") as file:
+                file.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z {what}: {text}\n")
+
+    def keep(self, nodes: Sequence[ClusterNode]) -> None:
+        """Write the logs of the nodes."""
+        if self._directory is not None:
+            for number, node in enumerate(nodes):
+                (self._directory / f"{node_place(number)}.log").write_text(node.log, encoding="utf-8")
 
 
 class Fault(NamedTuple):
@@ -161,15 +183,17 @@ class Run:
     """One run on the nodes of ``cluster``, whose links are those of ``network`` if the ``schedule`` has faults on links."""
 
     def __init__(
-        self, cluster: ClusterNodes, shards: int, seed: str, schedule: list[Fault], network: Optional[Network] = None
+        self, cluster: ClusterNodes, shards: int, seed: str, schedule: list[Fault], network: Optional[Network], story: Story
     ) -> None:
         self.cluster = cluster
+        self.story = story
         self.network = network
         self.seed = seed
         self.schedule = schedule
         self.record = record = Record(ROWS)
         record.unavailable = frozenset((SERVER_UNAVAILABLE, SERVER_SHUTTING_DOWN, RETURN_CODE_UNAVAILABLE))
         record.undecided = frozenset((UNSPECIFIED_ERROR,))
+        record.on_fault = story.tell
         self.publishers = [
             Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
             for n in range(5)
@@ -268,6 +292,7 @@ class Run:
         await asyncio.sleep(fault.after)
         begin = time.monotonic()
         self.outages.fault(fault.kind, begin)
+        self.story.tell("fault", fault)
         node = self.cluster.nodes[fault.node]
         kafka = self.cluster.kafka.brokers[fault.kafka]
         if fault.kind == STOP:
@@ -390,8 +415,10 @@ def kafka_place(number: int) -> str:
     return f"kafka-{number + 1}"
 
 
-def chaos(seed: str, counts: dict[str, int], nodes: int = 3, shards: int = 3, kafka_brokers: int = 3) -> tuple[Record, str]:
-    """Run; print what was found, before everything ends; return the checked record and its summary.
+def chaos(
+    seed: str, counts: dict[str, int], nodes: int = 3, shards: int = 3, kafka_brokers: int = 3, keep: Optional[Path] = None
+) -> tuple[Record, str]:
+    """Run; print what was found, before everything ends; return the checked record and its summary. The `Story` is kept in ``keep``.
 
     If there are faults on links, each node and each Kafka broker has a network namespace of its own. Where namespaces are not
     permitted, the run says so, and leaves these faults out.
@@ -406,11 +433,13 @@ def chaos(seed: str, counts: dict[str, int], nodes: int = 3, shards: int = 3, ka
                 print(f"chaos of a cluster: no links are cut or slow: {missing}", flush=True)
                 counts = {kind: count for kind, count in counts.items() if kind not in ON_LINKS}
         places = [Place(network.address(name), network.command(name)) for name in names] if network is not None else []
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-cluster-")))
+        directory = keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="chaos-cluster-")))
+        story = Story(keep)
         kafka = stack.enter_context(KafkaCluster(directory, kafka_brokers, places[nodes:], settings=PROMPT_FAILOVER))
         cluster = stack.enter_context(ClusterNodes(kafka, nodes, shards, CONFIG, places=places[:nodes]))
         begin = time.monotonic()
-        run = Run(cluster, shards, seed, faults(seed, counts, nodes, kafka_brokers), network)
+        stack.callback(story.keep, cluster.nodes)
+        run = Run(cluster, shards, seed, faults(seed, counts, nodes, kafka_brokers), network, story)
         asyncio.run(run.run())
         summary = run.summary(time.monotonic() - begin)
         print(f"{summary}\n\n{findings(run.record) or 'chaos of a cluster: nothing found'}", flush=True)
@@ -432,14 +461,17 @@ def main() -> int:
     )
     parser.add_argument("--slow", type=int, default=50, help="times that a node or a Kafka broker sends with a delay")
     parser.add_argument("--seed", default="1")
+    parser.add_argument("--keep", metavar="DIR", type=Path, help="a new directory for the logs of the run, its nodes and Kafka brokers")
     options = parser.parse_args()
+    if options.keep is not None:
+        options.keep.mkdir()
     counts = {
         NODE: options.nodes, KAFKA: options.kafka, BOTH: options.both, STOP: options.stops,
         **spread(options.cuts), SLOW: options.slow,
     }
     # So that all processes and namespaces are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    record, _ = chaos(options.seed, counts)
+    record, _ = chaos(options.seed, counts, keep=options.keep and options.keep.absolute())
     return 1 if findings(record) else 0
 
 
