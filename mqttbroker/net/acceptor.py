@@ -23,7 +23,7 @@ from sessions.counters import Counters
 log = logging.getLogger("mqttbroker.network")
 
 ACCEPTS = 100  # connections accepted per iteration of the event loop
-TLS_READ_BUFFER = 1  # bytes that are read and not decrypted, after which nothing is read: TLS drops them when the client closes
+TLS_READ_BUFFER = 1  # bytes that wait for decryption, from which on nothing more is read: TLS drops them when the client closes
 RETRY = 1.0  # seconds until the next attempt if there was no file descriptor left
 
 
