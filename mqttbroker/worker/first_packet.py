@@ -18,11 +18,12 @@ class FirstPacket:
     """The bytes of one client, until `add` returns true.
 
     ``connect`` is then the CONNECT, or None if a core will refuse what came. It is decoded when it is whole, at most
-    ``max_connect_size`` bytes.
+    ``max_connect_size`` bytes. It is ``alone`` if nothing came behind it.
     """
 
     def __init__(self, max_connect_size: int) -> None:
         self.connect: Optional[Connect] = None
+        self.alone = False
         self.data = b""  # everything received, once `add` has returned true
         self._max_connect_size = max_connect_size
         self._gathered = bytearray()
@@ -72,6 +73,7 @@ class FirstPacket:
             return False
         try:
             self.connect = cast(Connect, decode_body(CONNECT, 0, data, body, end, 0))
+            self.alone = end == len(data)
         except MQTTError:
             pass
         return True

@@ -6,6 +6,8 @@ Such a client costs its sender nothing, so they are bounded in number, bytes and
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import sys
 from typing import Any, Dict, Optional
 
@@ -17,7 +19,7 @@ from mqttbroker.net.link_frames import JOINED
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer
 from mqttbroker.net.websocket import WebSocket
-from mqttbroker.net.wire import CLOSE_TIMEOUT, peer_text
+from mqttbroker.net.wire import CLOSE_TIMEOUT, has_peer_left, peer_text
 from mqttbroker.net.worker_setup import FrontSetup, Joined, ListenerSetup, Secured, listener_name
 from mqttbroker.worker.clients import LinkedClient, WorkerLink
 from mqttbroker.worker.core_links import CoreLinks
@@ -151,6 +153,17 @@ class HeldListener:
         return Joined(name, client.address, proxied, remote, common_name, secured).encode()
 
 
+def is_finished(descriptor: int) -> bool:
+    """Whether the peer of a socket has closed its side, and all that it sent is read; false where the system cannot tell."""
+    if not has_peer_left(descriptor):
+        return False
+    with socket.socket(fileno=os.dup(descriptor)) as sock:
+        try:
+            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:  # reset
+            return True
+
+
 class HeldClient:
     """One client's socket until a core has it. An asyncio protocol, and the owner of a WebSocket."""
 
@@ -236,7 +249,14 @@ class HeldClient:
         self._refuse(SERVER_UNAVAILABLE, "no core for the client id is reachable")
 
     def join(self, link: WorkerLink) -> None:
-        """Pass the socket on to a client of ``link``."""
+        """Pass the socket on to a client of ``link``, unless nobody is there any more.
+
+        A CONNECT that its client has given up may come late, from a node that was stopped or a link that was cut. It would take the
+        session over from the next connection of that client.
+        """
+        if self._given_up():
+            self.close("the client left before its CONNECT was answered")
+            return
         waited = self._waits
         self._stop_waiting()
         self._held.remove(self, self._listener)
@@ -249,6 +269,10 @@ class HeldClient:
         client.data_received(self._first.data + self._late)
         if self._incomplete:
             client.hold_before(self._incomplete)
+
+    def _given_up(self) -> bool:
+        sock = self._transport.get_extra_info("socket")
+        return self._first.alone and not self._late and sock is not None and is_finished(sock.fileno())
 
     def _opening(self, transport: Any) -> tuple[int, bytes]:
         return JOINED, self._listener.joined(self, self._setup, self._peer, transport)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import select
+import socket
 import ssl
+import struct
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
@@ -262,6 +264,41 @@ def test_a_client_waits_until_its_core_listens(node: FrontNode) -> None:
         node.run(core.listen)
         assert client.receive().reason_code == 0  # type: ignore[attr-defined]
         client.receive()
+
+
+@pytest.mark.parametrize("reset", [False, True])
+def test_a_connect_that_was_given_up_disturbs_no_later_connection(node: FrontNode, reset: bool) -> None:
+    node.direct(0)
+    counters = node.cores[1].part.core.broker.outbound.counters
+    connects = counters.connects
+    with RawClient(node.port()) as before, RawClient(node.port()) as after, RawClient(node.port()) as witness:
+        witness.connect(A)
+        before.send(Connect(B, 5))
+        witness.ping()  # the worker has the CONNECT
+        if reset:
+            before.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        before.close()
+        after.send(Connect(B, 5))
+        witness.ping()
+        node.direct(0, 1)
+        assert after.expect(Connack).reason_code == 0
+        after.expect_nothing()
+        assert clients(node) == [[A], [B]]
+        assert counters.connects == connects + 1
+
+
+def test_packets_behind_a_connect_count_although_the_client_has_left(node: FrontNode) -> None:
+    node.direct(0)
+    counters = node.cores[1].part.core.broker.outbound.counters
+    before = counters.publish_received
+    with RawClient(node.port()) as witness, RawClient(node.port()) as hasty:
+        witness.connect(A)
+        hasty.send(Connect(B, 5))
+        witness.ping()
+        hasty.send(Publish("left", b"", 0, False, False, 0))
+        hasty.close()
+        node.direct(0, 1)
+        wait_until(lambda: counters.publish_received == before + 1)
 
 
 def test_a_client_waits_while_its_core_refuses_links(node: FrontNode) -> None:
