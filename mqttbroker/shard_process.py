@@ -30,6 +30,7 @@ from mqttbroker.cluster.ownership import State
 from mqttbroker.cluster.shard_parts import ShardCore
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
+from mqttbroker.defects import report_defect
 from mqttbroker.logs import close, configure_log
 from mqttbroker.memory_limit import divided_memory
 from mqttbroker.net.passed_sockets import PassedSockets
@@ -123,6 +124,7 @@ class ShardProcess:
         core = self._core = ShardCore(setup._replace(settings=settings), self._shard, settings.data_dir, self._end)
         core.store.follow()
         reporting = asyncio.create_task(self._report())
+        report_defect(reporting, "core_status", self._end)
         try:
             await self._obey(core)
         finally:
@@ -283,6 +285,9 @@ def main(arguments: list[str]) -> int:
             await process.run()
         except (ConfigError, OSError, StoreError, ValueError) as error:
             process._end(str(error))
+        except Exception as error:
+            log.exception("event=defect in=core")
+            process._end(f"a defect of the core: {error!r}")
 
     uvloop.run(run())
     close()

@@ -14,6 +14,7 @@ from mqttbroker.cluster.log_reader import RETRY_AFTER, LogReader
 from mqttbroker.cluster.log_view import CAUSES, OUT_OF_SEQUENCE, VALID, LogView, ViewState
 from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.core.publisher import BUS
+from mqttbroker.defects import report_defect
 from sessions.rows import MarkRow
 
 log = logging.getLogger("mqttbroker.cluster")
@@ -206,3 +207,4 @@ class LogFeed:
         task: asyncio.Task[None] = self._loop.create_task(work)  # type: ignore[arg-type]
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        report_defect(task, "log_feed", lambda reason: self._call(self._failed, reason))

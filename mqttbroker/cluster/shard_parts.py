@@ -41,6 +41,7 @@ from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.own_shard import OwnShard
+from mqttbroker.defects import report_defect
 from mqttbroker.net.link import Link
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import RELEASING
@@ -254,7 +255,7 @@ class ShardCore:
                 self._connection, source, self._settings.streams, self._settings.longest_packet
             )
             self.store.run_on_log(lambda _: streams.run())
-        self._undecided = asyncio.create_task(self._watch(broker, scheduler))
+        self._start_watch(broker, scheduler)
 
     async def _run_feed(
         self,
@@ -283,6 +284,10 @@ class ShardCore:
     def _find_ends(self, done: Callable[[Dict[int, int]], None]) -> None:
         assert self._feed is not None
         self._feed.find_ends(done)
+
+    def _start_watch(self, broker: Broker, scheduler: FlushScheduler) -> None:
+        self._undecided = asyncio.create_task(self._watch(broker, scheduler))
+        report_defect(self._undecided, "undecided_commits", self._on_lost)
 
     async def _watch(self, broker: Broker, scheduler: FlushScheduler) -> None:
         """Close the connections that wait for a commit whose outcome is not known, and look how the bus and the links are doing."""

@@ -138,3 +138,20 @@ async def until(condition: Callable[[], bool]) -> None:
             return
         await asyncio.sleep(0.01)
     raise AssertionError("waited in vain")
+
+
+async def test_a_defect_that_leaves_a_search_for_ends_without_an_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients would wait for the answer for ever, and the core with them while it starts."""
+    loop = asyncio.get_running_loop()
+    log = KafkaLog({}, "feed", 5.0)
+
+    async def fail(shards: object) -> dict[int, int]:
+        raise RuntimeError("the handler is closed")
+
+    monkeypatch.setattr(log, "ends", fail)
+    failure: asyncio.Future[str] = loop.create_future()
+    feed = LogFeed(log, 0, 2, CLUSTER, {}, 3 * 2000, loop.call_soon, lambda records: None, failure.set_result)
+    feed.find_ends(lambda ends: None)
+    async with asyncio.timeout(WAIT_S):
+        assert "the handler is closed" in await failure
+    await feed.stop()

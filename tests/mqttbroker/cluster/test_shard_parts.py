@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.patience import PATIENCE
 
 from mqttbroker.cluster import shard_parts
 from mqttbroker.cluster.core_control import CoreSetup
@@ -49,3 +51,14 @@ def test_links_of_workers_are_bounded_in_number(core: ShardCore, monkeypatch: py
 def test_workers_have_no_link_before_clients_are_served(core: ShardCore) -> None:
     core._accepts = False
     assert core._refusal(hello(WORKER)) == "shard 2 is not served yet"
+
+
+async def test_a_defect_in_the_watch_of_commits_ends_the_core(core: ShardCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that wait for a commit whose outcome is not known would wait for ever."""
+    reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    monkeypatch.setattr(shard_parts, "LOOK_INTERVAL", 0.0)
+    core._on_lost = reason.set_result
+    nothing: Any = None
+    core._start_watch(nothing, nothing)
+    async with asyncio.timeout(PATIENCE):
+        assert "AssertionError" in await reason  # there is no bus
