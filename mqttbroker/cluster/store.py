@@ -240,7 +240,13 @@ class KafkaStore:
     # -- the thread of the log ------------------------------------------------------
 
     def _run_thread(self) -> None:
-        uvloop.run(self._run())
+        try:
+            uvloop.run(self._run())
+        except Exception as error:
+            log.exception("event=defect in=log_thread")
+            self._fail(f"a defect of the store: {error!r}")
+        finally:
+            self._running.set()
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()

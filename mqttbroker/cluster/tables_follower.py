@@ -7,12 +7,13 @@ import logging
 import sqlite3
 from collections import deque
 from collections.abc import Awaitable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Callable, Deque, Dict, Final, List, Optional
+from typing import Any, Callable, Deque, Dict, Final, List, Optional
 
 from mqttbroker.cluster.log_view import ViewState
 from mqttbroker.cluster.shard_tables import ShardTables
+from mqttbroker.defects import report_defect
 from sessions.rows import MarkRow
 from sessions.store.failure_log import FailureLog
 from sessions.store.interface import CorruptStore, ReadDone, Recovered, StoreError, StreamChange
@@ -35,7 +36,7 @@ class TablesFollower:
     def __init__(self, tables: ShardTables, max_unapplied: int, failed: Callable[[str], object]) -> None:
         self.tables = tables
         self.problem = ""  # why the tables cannot be written at the moment
-        self.damage = ""  # a record that is none
+        self.damage = ""  # a record that is none, or that could not be added
         self.marks: Dict[int, MarkRow] = {}  # when it is loaded: how far the logs of other shards are read, by log
         self.log_bytes = 0  # read and written since the start
         self.ended = False  # nothing waits for room any more
@@ -80,6 +81,12 @@ class TablesFollower:
         with suppress(RuntimeError):  # its thread has ended
             self._loop.call_soon_threadsafe(what)
 
+    def _submit(self, work: Callable[..., object], *arguments: Any) -> Future[Any]:
+        """Have the tables' thread do something that nobody awaits."""
+        done: Future[Any] = self._executor.submit(work, *arguments)
+        report_defect(done, "tables", lambda reason: self._call(lambda: self._failed(reason)))
+        return done
+
     # -- what was read --------------------------------------------------------------
 
     @property
@@ -108,20 +115,22 @@ class TablesFollower:
         read, self._read = self._read, deque()
         if read:
             size = sum(len(body) + RECORD_OVERHEAD for _, body in read if body)
-            self._executor.submit(self._add, read).add_done_callback(lambda _: self._call(lambda: self._added(size)))
+            self._submit(self._add, read).add_done_callback(lambda _: self._call(lambda: self._added(size)))
 
     def _added(self, size: int) -> None:
         self._unapplied -= size  # `ShardTables.size` has it now
 
     def _add(self, read: Deque[tuple[ViewState, bytes]]) -> None:
+        if self.damage:
+            return  # the tables must not have what follows a record that they lack
         try:
             for state, body in read:
                 if body:
                     self.tables.changed(state, body)
                 else:
                     self.tables.passed(state)
-        except StoreError as error:
-            self.damage = str(error)
+        except Exception as error:
+            self.damage = self._reason(error)
             self._call(lambda: self._failed(self.damage))
 
     # -- applying -------------------------------------------------------------------
@@ -178,7 +187,7 @@ class TablesFollower:
     def load(self, loaded: Callable[[Recovered], object]) -> None:
         """Read all rows that a broker holds in memory, with everything that was added; ``loaded`` is called on the loop."""
         self._hand_over()
-        self._executor.submit(self._load, loaded)
+        self._submit(self._load, loaded)
 
     def _load(self, loaded: Callable[[Recovered], object]) -> None:
         try:
@@ -194,7 +203,7 @@ class TablesFollower:
     def read_rows(self, write_set: WriteSet, read_done: ReadDone) -> None:
         """Answer the pages and queries of a write set behind everything that was added; ``read_done`` is called on another thread."""
         self._hand_over()
-        self._executor.submit(self._read_rows, write_set, read_done)
+        self._submit(self._read_rows, write_set, read_done)
 
     def _read_rows(self, write_set: WriteSet, read_done: ReadDone) -> None:
         failure: Optional[Exception] = None
@@ -220,13 +229,13 @@ class TablesFollower:
 
     def change_streams(self, change: StreamChange) -> None:
         """There are no streams here: they are topics of Kafka. On any thread."""
-        self._executor.submit(change, {})
+        self._submit(change, {})
 
     # -- damage -----------------------------------------------------------------------
 
     def note_error(self, error: Exception) -> None:
         """Another reader of the database met an error: fail if it means that the database is damaged. On any thread."""
-        self._executor.submit(self._note, error)
+        self._submit(self._note, error)
 
     def _note(self, error: Exception) -> None:
         """Fail if an error means that the tables are damaged: they are made again at the next start."""

@@ -9,10 +9,11 @@ import queue
 import sqlite3
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 
 import pytest
+import uvloop
 from support.core import wait_until
 from support.full_store import overwrite
 from support.memory_log import CLUSTER, TIMING, MemoryTopic, memory_store
@@ -392,3 +393,76 @@ def test_a_record_of_a_newer_program_ends_the_store(tmp_path: Path) -> None:
     memory.append(0, encode_record(Header(9, 0, CLUSTER, b"node----", 0, 1), b""))
     with pytest.raises(StoreError, match="memory, partition 0, offset 0: .* written by a newer program"):
         memory_store(memory, tmp_path, "one", lost).recover()
+
+
+def test_a_defect_at_the_end_of_the_store_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was submitted is not committed then, and the shard not released."""
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    store = memory_store(MemoryTopic(), tmp_path, "one", reasons.put)
+    store.recover()
+    store.start(lambda *answer: None, lambda *read: None)
+
+    async def fail(shard: object) -> None:
+        raise RuntimeError("the handler is closed")
+
+    monkeypatch.setattr(store, "_drain", fail)
+    store.stop()
+    assert "the handler is closed" in reasons.get(timeout=PATIENCE)
+    assert "event=defect in=log_thread" in caplog.messages
+
+
+def test_a_loop_that_cannot_be_made_does_not_leave_the_start_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(work: Coroutine[object, object, None]) -> None:
+        work.close()
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(uvloop, "run", fail)
+    store = memory_store(MemoryTopic(), tmp_path, "one", lost)
+    with pytest.raises(StoreError, match="Too many open files"):
+        store.recover()
+
+
+def test_the_tables_get_nothing_behind_a_record_that_they_could_not_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    memory, commits = MemoryTopic(), RandomCommits(3)
+    store = memory_store(memory, tmp_path, "one", reasons.put)
+    store.recover()
+    writer = Writer(store)  # type: ignore[arg-type]
+    assert writer.outcome(next_commit(commits)) is None
+    added: list[object] = []
+
+    def fail(state: object, body: bytes) -> None:
+        added.append(state)
+        raise RuntimeError("no such field")
+
+    monkeypatch.setattr(store._follower.tables, "changed", fail)
+    assert writer.outcome(next_commit(commits)) is None
+    assert "no such field" in reasons.get(timeout=PATIENCE)
+    assert "event=defect in=tables" in caplog.messages
+    store._follower._submit(store._follower._add, [(None, b"x")]).result(PATIENCE)
+    assert len(added) == 1
+    store.stop()
+
+
+def test_a_read_that_is_not_answered_because_of_a_defect_ends_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    store = memory_store(MemoryTopic(), tmp_path, "one", reasons.put)
+    store.recover()
+    store.start(lambda *answer: None, lambda *read: None)
+
+    def fail(query: object) -> None:
+        raise RuntimeError("no such field")
+
+    monkeypatch.setattr(store._follower.tables.tables, "run_query", fail)
+    write_set = WriteSet()
+    write_set.queries = [None]  # type: ignore[list-item]
+    store._follower.read_rows(write_set, lambda *read: None)
+    assert "no such field" in reasons.get(timeout=PATIENCE)
+    assert "event=defect in=tables" in caplog.messages
+    store.stop()
