@@ -31,6 +31,7 @@ from mqttbroker.cluster.core_control import (
     decode_status,
     encode_line,
 )
+from mqttbroker.defects import keep_running
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -194,7 +195,13 @@ class ShardCore:
         try:
             while self.role != NOTHING:
                 began = loop.time()
-                reason = await self._run()
+                try:
+                    reason = await self._run()
+                except Exception as error:
+                    log.exception("event=defect in=core_process shard=%d", self.shard)
+                    reason = f"a defect: {error!r}"
+                    self._kill(self.pid, reason)
+                    self.pid = 0
                 owned, asked, state = self._told_own, self._ends, "" if self.status is None else self.status.state
                 self._told_own = self._ends = False
                 self.status = None
@@ -233,7 +240,7 @@ class ShardCore:
         self._last_sign = loop.time() + START_TIMEOUT
         control = _Control(self)
         await loop.connect_accepted_socket(lambda: control, mine)
-        watching = asyncio.create_task(self._watch())
+        watching = asyncio.create_task(keep_running("core_watch", self._watch))
         log.info("event=core_started shard=%d pid=%d", self.shard, process.pid)
         try:
             status = await process.wait()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import asyncio
 
+import pytest
+from support.patience import PATIENCE
+
+from mqttbroker.cluster import core_processes
 from mqttbroker.cluster.core_control import OWNER, Status, decode_status, encode_line
 from mqttbroker.cluster.core_processes import FOLLOW, SERVE, ShardCore
 
@@ -22,3 +26,25 @@ def test_missing_links_and_a_failure_of_streams_are_warnings_of_an_owner_that_st
     assert core.warnings() == []
     core.role, core.status = SERVE, Status(OWNER)
     assert core.warnings() == []
+
+
+async def test_a_core_is_started_again_after_a_defect(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(core_processes, "FIRST_WAIT", 0.0)
+    tried = asyncio.Event()
+    attempts = 0
+
+    async def fail(*command: object, **options: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts == 2:
+            tried.set()
+        raise RuntimeError("no child watcher")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
+    core = ShardCore(3, str, lambda: None, lambda: 1.0, lambda _: None)
+    core.take_role(FOLLOW, 0.0, 1)
+    async with asyncio.timeout(PATIENCE):
+        await tried.wait()
+    await core.stop()
+    assert "event=defect in=core_process shard=3" in caplog.messages
+    assert any("event=core_ended shard=3 reason=a defect" in line for line in caplog.messages)
