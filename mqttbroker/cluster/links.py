@@ -445,8 +445,10 @@ class Links:
             link = _Link(self, shard)
             try:
                 await self._connect(address, self._hello(shard), link)
-            except OSError as error:
-                if str(error) != reason:
+            except Exception as error:
+                if not isinstance(error, OSError):
+                    log.exception("event=defect in=link shard=%d", shard)
+                elif str(error) != reason:
                     reason = str(error)
                     say = log.warning if isinstance(error, LinkRefused) else log.info
                     say("event=link_failed shard=%d address=%s reason=%s", shard, address, reason)

@@ -18,6 +18,7 @@ from mqttbroker.cluster import link_peer, links
 from mqttbroker.cluster.body import published_of
 from mqttbroker.cluster.bus import DROPS_LOGGED, LocalReceiver
 from mqttbroker.cluster.link_messages import ADD, REMOVE
+from mqttbroker.cluster.link_server import Hello
 from mqttbroker.cluster.links import HELD, Announced, LocalFilters
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.packets import Publish
@@ -25,6 +26,7 @@ from mqttbroker.config.settings import Limits
 from mqttbroker.core.own_shard import OwnShard
 from mqttbroker.core.publisher import BUS
 from mqttbroker.core.retained_shards import RetainedShards
+from mqttbroker.net.link_address import LinkAddress
 from sessions.journal import Gate
 from sessions.message import Message
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED
@@ -537,3 +539,20 @@ def test_no_client_has_the_client_id_that_stands_for_a_core(cores: LinkedCores) 
     cores.cores[0].broker.connect_handler.own_shard = OwnShard(0, 3)
     client = cores.open(0)
     assert client.connect("$core/1").reason_code == 0x85
+
+
+def test_a_link_is_opened_after_a_defect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    linked = LinkedCores(tmp_path, 2)
+    connect = linked.connect
+    failed: list[int] = []
+
+    async def fail_once(address: LinkAddress, hello: Hello, protocol: object) -> object:
+        if not failed:
+            failed.append(address.port)
+            raise RuntimeError("the handler is closed")
+        return await connect(address, hello, protocol)
+
+    monkeypatch.setattr(linked, "connect", fail_once)
+    with linked:
+        assert failed == [0] and not linked.look(lambda: linked.cores[1].links.missing)
+    assert "event=defect in=link shard=0" in caplog.messages
