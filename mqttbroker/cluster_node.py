@@ -38,6 +38,7 @@ from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.core_http import CoreAway, CoreHttp
+from mqttbroker.defects import keep_running, report_defect
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.net import worker_setup
@@ -104,14 +105,14 @@ class ClusterNode:
                 await self._open_listener(listener)
             for address in self.passed.close():
                 log.info("event=passed_socket_closed address=%s", address)
-            tasks += [asyncio.create_task(one) for one in (self.manager.keep_alive(), self._pass_reloads(), self._refresh_revocations())]
+            tasks += self._periodic_tasks()
             await self._start_workers()  # as long as there is no Kafka they refuse clients
             if await self._until_stopping(self._prepare_kafka()):
                 return
             assert self.pool is not None
             await self.pool.reload()  # the id of the cluster, which links need, is known now
             tasks.append(asyncio.create_task(self.shards.be_member(self.connection)))
-            tasks.append(asyncio.create_task(self._tell_manager()))
+            tasks.append(asyncio.create_task(keep_running("tell_manager", self._tell_manager)))
             log.info("event=started version=%s build=%s node=%s", __version__, build_kind(), self.name)
             await self.stopping.wait()
             self.shards.stopping = True
@@ -122,6 +123,10 @@ class ClusterNode:
             await self._close(tasks)
         if self.failure:
             raise OSError(self.failure)
+
+    def _periodic_tasks(self) -> List[asyncio.Task[None]]:
+        running = {"keep_alive": self.manager.keep_alive, "pass_reloads": self._pass_reloads, "revocations": self._refresh_revocations}
+        return [asyncio.create_task(keep_running(part, run)) for part, run in running.items()]
 
     def _make_parts(self, loop: asyncio.AbstractEventLoop) -> None:
         # Listeners and their admission are made for a broker; this one has no clients, and no rows.
@@ -216,6 +221,7 @@ class ClusterNode:
             task = asyncio.create_task(self._copy_bans(self.core_http, shard))
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
+            report_defect(task, "copy_bans")
 
     async def _copy_bans(self, cores: CoreHttp, shard: int) -> None:
         try:

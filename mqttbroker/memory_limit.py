@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import dataclasses
+import logging
 import os
 import re
 import time
@@ -18,6 +19,8 @@ from typing import Callable, Final, Optional, Union
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.connection import MAX_DECISION_BYTES
 from mqttbroker.core.memory import CONNECTION_BYTES, RETAINED_BYTES, SECURE_BYTES, WEBSOCKET_BYTES, Memory
+
+log = logging.getLogger("mqttbroker")
 
 AUTO_PER_CENT: Final = 60  # the rest is for copies of packets, the page cache, and the process that seals segments
 RETURN_PER_CENT: Final = 75  # of ``max_memory`` taken, from which free memory is given back
@@ -182,7 +185,12 @@ class MemoryWatch:
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look now, and again and again until `stop`."""
-        near = self.sample(loop.time())
+        near = False
+        try:
+            near = self.sample(loop.time())
+        except Exception:
+            # A defect must not end it: the limit would hold no more.
+            log.exception("event=defect in=memory_watch")
         self._timer = loop.call_later(NEAR_INTERVAL if near else INTERVAL, self.start, loop)
 
     def stop(self) -> None:

@@ -24,6 +24,7 @@ from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Log, Settings
 from mqttbroker.core.broker import Broker
+from mqttbroker.defects import report_defect
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import reopen
@@ -90,6 +91,7 @@ class Reloader:
     def reload(self) -> asyncio.Task[None]:
         """Reload as a task, after one that is still running; returns that task."""
         self._task = asyncio.create_task(self._reload(self._task))
+        report_defect(self._task, "reload")
         return self._task
 
     def stop(self) -> None:

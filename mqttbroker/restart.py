@@ -12,6 +12,7 @@ from typing import Callable, NoReturn, Optional, Sequence
 from mqttbroker import config_check
 from mqttbroker.config.files import ConfigError
 from mqttbroker.config.settings import Settings
+from mqttbroker.defects import report_defect
 from mqttbroker.net.passed_sockets import ListeningSocket, pass_on
 from mqttbroker.service_manager import ServiceManager
 
@@ -36,6 +37,7 @@ class RestartRequest:
         audit.info("event=admin action=restart user=%s", "SIGUSR2")
         if self._check is None or self._check.done():
             self._check = asyncio.create_task(self._grant_if_possible())
+            report_defect(self._check, "restart")
 
     async def _grant_if_possible(self) -> None:
         loop = asyncio.get_running_loop()

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import Any, Callable, List, Mapping, Optional, Protocol, Sequence
+from typing import Any, Awaitable, Callable, Dict, List, Mapping, Optional, Protocol, Sequence
 
 import uvloop
 from setproctitle import setproctitle
@@ -64,6 +64,7 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
+from mqttbroker.defects import keep_running
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.health import Health
 from mqttbroker.log_levels import LogLevels
@@ -513,20 +514,21 @@ class Server:
             self.broker, self.scheduler, self.control, self.metrics, self.listeners, self.reloader
         )
         settings = self.settings
-        running = [
-            tasks.tick(),
-            self.manager.keep_alive(),
-            tasks.publish_sys_topics(),
-            tasks.refresh_revocations(),
-            self.metrics.latency.sample(self.scheduler, self.broker.outbound),
-            self._conditions().watch(self.alarms),
-            tasks.rank_sessions(),
-        ]
+        conditions = self._conditions()
+        running: Dict[str, Callable[[], Awaitable[None]]] = {
+            "tick": tasks.tick,
+            "keep_alive": self.manager.keep_alive,
+            "sys_topics": tasks.publish_sys_topics,
+            "revocations": tasks.refresh_revocations,
+            "latency": lambda: self.metrics.latency.sample(self.scheduler, self.broker.outbound),
+            "alarms": lambda: conditions.watch(self.alarms),
+            "rank_sessions": tasks.rank_sessions,
+        }
         if self.history.capacity:
-            running.append(self.sampler.watch(settings.http.history_interval))
+            running["history"] = lambda: self.sampler.watch(settings.http.history_interval)
         if settings.durability == "interval":
-            running.append(tasks.write(settings.durability_interval))
-        return [asyncio.create_task(each) for each in running]
+            running["write"] = lambda: tasks.write(settings.durability_interval)
+        return [asyncio.create_task(keep_running(part, run)) for part, run in running.items()]
 
     def _conditions(self) -> Conditions:
         return Conditions(

@@ -31,6 +31,7 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
+from mqttbroker.defects import keep_running
 
 log = logging.getLogger("mqttbroker.auth")
 
@@ -183,7 +184,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         if process is self._process:
             self._process = None
             log.error("event=authenticator_ended authenticator=%s seconds_until_restart=%g", self.kind, self._pause)
-            self._loop.call_later(self._pause, lambda: self._run(self._start_again()))
+            self._loop.call_later(self._pause, lambda: self._run(keep_running("authenticator", self._start_again)))
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
         else:
             self._retired.remove(process)
@@ -195,7 +196,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             process = await self._start_process(self._spec)
         except PluginFailed as error:
             log.error("event=authenticator_not_started authenticator=%s reason=%s", self.kind, error)
-            self._loop.call_later(self._pause, lambda: self._run(self._start_again()))
+            self._loop.call_later(self._pause, lambda: self._run(keep_running("authenticator", self._start_again)))
             self._pause = min(2 * self._pause, LONGEST_PAUSE)
             return
         if self._process is None:  # no reload was faster

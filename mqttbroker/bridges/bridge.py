@@ -20,6 +20,7 @@ from mqttbroker.config import settings as config
 from mqttbroker.config.remote_address import Address, parse_address
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connect_handler import OF_BRIDGES
+from mqttbroker.defects import keep_running
 from mqttbroker.net.wire import Endpoint
 from sessions.session import Session
 from topic_matcher.remapping import echoed
@@ -106,8 +107,7 @@ class Bridge:
     def start(self) -> None:
         self._publish(b"0")
         if self.settings.enabled:
-            self._task = asyncio.get_running_loop().create_task(self._run())
-            self._task.add_done_callback(_log_defect)
+            self._task = asyncio.get_running_loop().create_task(keep_running("bridge", self._run))
 
     async def stop(self, forget: bool = False) -> None:
         """Disconnect; with ``forget`` the bridge is removed, and its sessions on both sides end."""
@@ -264,7 +264,7 @@ class Bridge:
             return RelayError(reason_of(error))
         watch = None
         if address != self._addresses[0] and not settings.round_robin:
-            watch = loop.create_task(self._watch_first(link))
+            watch = loop.create_task(keep_running("bridge", lambda: self._watch_first(link)))
         try:
             return await asyncio.shield(link.ended)
         finally:
@@ -334,8 +334,3 @@ class Bridge:
         if settings.notifications == "both":
             terms.notification = settings.notification_topic or f"$SYS/broker/connection/{self.client_id}/state"
         return terms
-
-
-def _log_defect(task: asyncio.Task[None]) -> None:
-    if not task.cancelled() and task.exception() is not None:
-        log.error("event=defect in=bridge", exc_info=task.exception())

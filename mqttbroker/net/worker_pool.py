@@ -17,6 +17,7 @@ from contextlib import suppress
 from typing import Any, Callable, Optional, Sequence
 
 from mqttbroker.config.settings import Log
+from mqttbroker.defects import keep_running, report_defect
 from mqttbroker.net.link_frames import DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
@@ -258,7 +259,7 @@ class WorkerPool:
 
     async def start(self) -> None:
         """Return when all workers listen. Raises OSError if one does not."""
-        self._keep(self._watch())
+        self._keep(keep_running("worker_watch", self._watch))
         await asyncio.gather(*(self._start(worker) for worker in self.workers))
 
     async def _watch(self) -> None:
@@ -272,6 +273,7 @@ class WorkerPool:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        report_defect(task, "workers", self._fail)
 
     async def _start(self, worker: Worker) -> None:
         """Start a worker, and again if its process ends before it listens. Raises OSError if that happens too often."""
