@@ -7,12 +7,15 @@ for metadata at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any, Dict, Final, List, Optional, Tuple, TypeVar
 
 from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
 from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, RequestTimedOutError, for_code
 from aiokafka.protocol.metadata import MetadataRequest
+
+log = logging.getLogger("mqttbroker.cluster")
 
 CONNECT_TIMEOUT: Final = 1.0  # seconds for a connection with TLS and SASL
 ASK_TIMEOUT: Final = 1.0  # seconds for an answer that a Kafka broker has at once
@@ -110,6 +113,9 @@ class KafkaBrokers:
             answer = await self._ask(address, ASKS, MetadataRequest([self.topic], False), ASK_TIMEOUT)
         except (KafkaError, OSError) as error:
             return error
+        except Exception as error:
+            log.exception("event=defect in=metadata address=%s", f"{address[0]}:{address[1]}")
+            return error  # the others may answer
         return answer if answer.brokers else KafkaConnectionError(f"{address[0]}:{address[1]}: knows no Kafka broker")
 
     def _use(self, answers: List[Any]) -> None:

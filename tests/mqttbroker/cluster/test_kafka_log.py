@@ -10,7 +10,7 @@ import pytest
 from support.fake_kafka import TOPIC, FakeKafka
 from support.patience import PATIENCE
 
-from mqttbroker.cluster import log_reader
+from mqttbroker.cluster import kafka_brokers, log_reader
 from mqttbroker.cluster.kafka_log import Appended, KafkaLog, LogFailure
 from mqttbroker.cluster.log_reader import LogReader
 
@@ -245,3 +245,20 @@ async def test_a_damaged_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         reader, _ = read(log, 0)
         await until(lambda: bool(reader.failure))
         assert reader.failure == "fake: a batch of records before offset 1 has a wrong checksum"
+
+
+async def test_a_defect_in_the_question_to_one_kafka_broker_leaves_the_answers_of_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    kafka = FakeKafka(monkeypatch)
+    connect = kafka.connect
+
+    async def fail(host: str, port: int, **options: object) -> object:
+        if port == 2:
+            raise RuntimeError("the handler is closed")
+        return await connect(host, port, **options)
+
+    monkeypatch.setattr(kafka_brokers, "create_conn", fail)
+    async with started(kafka) as log:
+        assert await log.append(0, b"a") == Appended(0)
+    assert any(line.startswith("event=defect in=metadata address=fake:2") for line in caplog.messages)
