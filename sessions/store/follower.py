@@ -68,6 +68,7 @@ class Follower:
     ) -> None:
         self._apply_failure: Optional[Exception] = None
         self._sync_failure: Optional[Exception] = None
+        self._defect: Optional[Exception] = None
         self.applied = position
         self.apply_seconds = 0.0  # that the last transaction took
         self.streams_position = position  # the stream log has the records up to it; set by the thread that commits
@@ -119,7 +120,7 @@ class Follower:
     @property
     def failure(self) -> Optional[Exception]:
         """What the tables fail with at present, None if they do not."""
-        return self._apply_failure or self._sync_failure
+        return self._defect or self._apply_failure or self._sync_failure
 
     @property
     def size(self) -> int:
@@ -159,6 +160,13 @@ class Follower:
             if wake:
                 self._lock.notify_all()
 
+    def fail(self, defect: Exception) -> None:
+        """The tables may lack changes from now on: refuse all commits, and keep the log for the next start. On any thread."""
+        logger.error("event=defect in=tables", exc_info=defect)
+        with self._lock:
+            self._defect = defect
+            self._lock.notify_all()
+
     def wait_for_room(self) -> None:
         """Return when the tables are not too far behind, or fail."""
         with self._lock:
@@ -175,6 +183,12 @@ class Follower:
     # -- the thread of the tables -----------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._work()
+        except Exception as error:
+            self.fail(error)
+
+    def _work(self) -> None:
         while True:
             transaction = self._next()
             if transaction is None:

@@ -259,7 +259,10 @@ class Writer:
         position = self._log.position if self._log is not None else 0
         if not self._unappended:
             self._follower.streams_position = position
-        self._follower.add(write_set, position, ends)
+        try:
+            self._follower.add(write_set, position, ends)
+        except Exception as error:
+            self._follower.fail(error)
 
     def _change(self, change: StreamChange) -> None:
         self._append_to_streams()

@@ -397,3 +397,35 @@ def test_an_idle_writer_lets_the_stream_log_apply_retention(
     monkeypatch.setattr(log, "committed", heard.set)
     opened("commit", log)
     assert heard.wait(10)
+
+
+# -- defects ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", ["the thread of the tables", "the thread that commits"])
+def test_a_defect_refuses_later_commits_and_keeps_what_was_committed(
+    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, place: str
+) -> None:
+    """Without that a commit would be answered never, or be missing in the tables for good."""
+    _, writer = opened("commit", None)
+    follower = writer.store.follower
+    assert follower is not None
+
+    def fail(*arguments: object) -> None:
+        raise RuntimeError("no such field")
+
+    commit = queued(1, [1])
+    commit.sessions = [session_row(1)]
+    if place == "the thread of the tables":
+        monkeypatch.setattr(follower._tables, "run_query", fail)
+        commit.queries = [None]  # type: ignore[list-item]
+    else:
+        monkeypatch.setattr(follower, "add", fail)
+    assert writer.outcome(commit) is None
+    wait_until(lambda: follower.failure is not None)
+    assert "no such field" in str(writer.outcome(queued(1, [2])))
+    assert "event=defect in=tables" in caplog.messages
+    writer.store.stop()
+    monkeypatch.undo()
+    recovered, _ = opened("commit", None)
+    assert [row.session_id for row in recovered.queues] == [1]
