@@ -25,6 +25,7 @@ from mqttbroker.cluster.records import (
     encode_record,
     encode_takeover,
 )
+from mqttbroker.defects import report_defect
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -318,12 +319,9 @@ class ShardLog:
     def _start_task(self, work: object) -> asyncio.Task[None]:
         task: asyncio.Task[None] = self._loop.create_task(work)  # type: ignore[arg-type]
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._tasks.discard)
+        report_defect(task, "shard_log", self._fail)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        defect = None if task.cancelled() else task.exception()
-        if defect is not None:
-            log.error("event=defect in=shard_log shard=%d", self._shard, exc_info=defect)
-            self.failure = self.failure or f"a defect of the shard's log: {defect!r}"
+    def _fail(self, reason: str) -> None:
+        self.failure = self.failure or reason
