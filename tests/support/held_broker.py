@@ -33,7 +33,7 @@ POINTS = ("before", "uncommitted", "after")
 
 
 def main() -> int:
-    from mqttbroker import server
+    from mqttbroker import own_parts
     from mqttbroker.cli import main as cli
     from sessions.store.commit_log.file_log import FileCommitLog
 
@@ -55,7 +55,7 @@ def main() -> int:
             threading.Event().wait()
         append(log, body)
 
-    class HeldStore(server.SqliteStore):
+    class HeldStore(own_parts.SqliteStore):
         def submit(self, write_set: Any) -> None:
             submitted[:] = [write_set]
             if not is_held("before"):
@@ -69,7 +69,7 @@ def main() -> int:
             super().start(tell, read_done)
 
     FileCommitLog.append = held_append  # type: ignore[method-assign]
-    server.SqliteStore = HeldStore  # type: ignore[misc]
+    own_parts.SqliteStore = HeldStore  # type: ignore[misc]
     return cli.main()
 
 
