@@ -10,9 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= conf/mqttbroker.toml
 DATA ?=
-# Four processes on two cores, one file per process: most tests wait for disks, sockets or Spark. tests/conftest.py puts long
-# files first.
-PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+# Three processes on two cores, one file per process: some tests wait for disks and sockets, those with Spark have processes of their own.
+# tests/conftest.py puts long files first.
+PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)

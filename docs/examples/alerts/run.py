@@ -29,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 MACHINES = ("press", "lathe", "oven")
 HOT = "oven"
 RATE = 5  # readings per second of each machine
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 
 
 def free_port() -> int:

@@ -17,6 +17,7 @@ from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
 from support.browser import WAIT, Errors, browser
 from support.certificates import CertificateFiles
+from support.core import wait_until
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password, set_password
@@ -132,10 +133,15 @@ def test_overview_follows_the_broker(open_page: Open, connect: Connect) -> None:
     publisher = connect("overview-a")
     connect("overview-b")
     expect(figure(page, "Clients")).to_have_text("2")
-    for number in range(50):
-        publisher.publish("overview/1", str(number).encode(), 0)
     rate = page.get_by_label("Messages").locator(".legend li", has_text="received").locator("b")
-    expect(rate).to_have_text(re.compile(r"^[1-9]"))
+
+    def shows_a_rate() -> bool:
+        """It is that of the last seconds, and the browser may be slow."""
+        for number in range(50):
+            publisher.publish("overview/1", str(number).encode(), 0)
+        return re.match("[1-9]", rate.inner_text()) is not None
+
+    wait_until(shows_a_rate)
     assert page.get_by_label("Messages").locator("path").first.get_attribute("d")
     latency = page.get_by_label("Latency").locator(".legend li", has_text="commit").locator("b")
     while latency.inner_text() == "–":
