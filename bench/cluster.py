@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A cluster of nodes on this machine: latencies, rates, and CPU time of its processes and of Kafka's.
 
-    python bench/cluster.py [--nodes 3] [--shards 6] [--fsync] [--seconds 8] [--warm 30] [--rates 100,20000] [--size 128] [--one-node]
+    python bench/cluster.py [--nodes 3] [--shards 6] [--fsync] [--seconds 8] [--rates 100,20000] [--size 128] [--one-node]
 
 All clients connect to the first node, and have their sessions in cores of all of them. ``load`` is messages per second in
 all, "full" as many as go through. ``ack`` is from PUBLISH to PUBACK, ``delivery`` from PUBLISH to its arrival. CPU times are µs
@@ -28,7 +28,6 @@ from support.cluster_nodes import ClusterNodes  # noqa: E402
 from support.kafka import KafkaCluster  # noqa: E402
 
 PAIRS = 50  # publishers, and as many subscribers
-WARM_RATE = 2000  # messages per second
 WINDOW = 1000  # messages in flight of a publisher at full load
 CONFIG: dict[str, Any] = {"sys_interval": "0s", "limits": {"max_inflight": WINDOW, "receive_maximum": WINDOW}}
 
@@ -99,7 +98,6 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=6)
     parser.add_argument("--fsync", action="store_true")
     parser.add_argument("--seconds", type=float, default=8.0)
-    parser.add_argument("--warm", type=float, default=30.0, help="seconds of load before, in which Java compiles Kafka")
     parser.add_argument("--rates", default="100,20000", help="messages per second, with commas between")
     parser.add_argument("--size", type=int, default=128)
     parser.add_argument("--one-node", action="store_true")
@@ -108,12 +106,10 @@ def main() -> None:
     if options.one_node:
         with BrokerProcess(config=CONFIG, arguments=["--workers", "1"]) as broker:
             measure("one broker with a worker", broker.port, [broker.pid], [], Path(os.devnull), options)
-    with tempfile.TemporaryDirectory() as place, KafkaCluster(Path(place), short_lived=False) as kafka:
+    with tempfile.TemporaryDirectory() as place, KafkaCluster(Path(place)) as kafka:
         with ClusterNodes(kafka, options.nodes, options.shards, CONFIG, fsync=options.fsync) as cluster:
             brokers = [one.process.pid for one in kafka.brokers if one.process is not None]
             title = f"{options.nodes} nodes, {options.shards} shards, three Kafka brokers{', fsync' if options.fsync else ''}"
-            if options.warm:
-                load(cluster.ports[0], 1, WARM_RATE, options.size, options.warm)
             measure(title, cluster.ports[0], [node.pid for node in cluster.nodes], brokers, Path(place), options)
 
 

@@ -32,8 +32,9 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   </dependencies>
 </project>
 """
-JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-Xshare:auto", "-Dorg.apache.logging.log4j.level=INFO")
-SHORT_LIVED = "-XX:TieredStopAtLevel=1"  # compile sooner, to code that is slower
+JVM = (
+    "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Dorg.apache.logging.log4j.level=INFO"
+)
 # Below the ports that systems give to outgoing connections, which would take that of a broker while it is dead.
 PORTS = range(18_000, 32_000)
 FORMAT_ID = "bXF0dGJyb2tlci10ZXN0cw"  # of the brokers' files
@@ -97,18 +98,18 @@ class Place(NamedTuple):
 class KafkaBroker:
     """One broker, which is a controller, too; ``settings`` is its properties file."""
 
-    def __init__(self, number: int, place: Place, port: int, settings: Path, java: Sequence[str]) -> None:
+    def __init__(self, number: int, place: Place, port: int, settings: Path, class_path: str) -> None:
         self.number = number
         self.place = place
         self.port = port
         self.settings = settings
-        self.java = java
+        self.class_path = class_path
         self.process: Optional[subprocess.Popen[bytes]] = None
 
     def tool(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.settings.with_suffix(".log"), "ab") as output:
             return subprocess.Popen(
-                [*self.place.command, "java", *self.java, name, *arguments],
+                [*self.place.command, "java", *JVM, "-cp", self.class_path, name, *arguments],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.settings.parent,
             )
 
@@ -155,8 +156,7 @@ class LocalKafka:
     """Brokers with the numbers 1 to ``count``, their files in ``directory``. Starts with ``with``.
 
     ``places`` has one for each broker; without it they are all on the loopback address. Clients and brokers speak ``protocol``, which needs
-    ``settings``. ``formatting`` are arguments of the tool that makes the brokers' files. Brokers that are not ``short_lived`` start slower
-    and are faster after some time.
+    ``settings``. ``formatting`` are arguments of the tool that makes the brokers' files.
     """
 
     def __init__(
@@ -167,12 +167,11 @@ class LocalKafka:
         protocol: str = "PLAINTEXT",
         settings: Sequence[str] = (),
         formatting: Sequence[str] = (),
-        short_lived: bool = True,
     ) -> None:
         self.directory = directory
         self._formatting = formatting
         places = places or [Place()] * count
-        java = (*JAVA, *([SHORT_LIVED] if short_lived else []), "-cp", kafka_class_path())
+        class_path = kafka_class_path()
         ports = free_ports(2 * count)
         voters = ",".join(
             f"{number}@{place.host}:{port}" for number, (place, port) in enumerate(zip(places, ports[count:]), 1)
@@ -212,7 +211,7 @@ class LocalKafka:
                 "log.segment.bytes=16777216",
                 *settings,
             ]) + "\n", encoding="utf-8")
-            self.brokers.append(KafkaBroker(number + 1, place, ports[number], path, java))
+            self.brokers.append(KafkaBroker(number + 1, place, ports[number], path, class_path))
 
     def __enter__(self) -> LocalKafka:
         formatting = [
