@@ -153,7 +153,7 @@ class KafkaLog:
     async def _answered(
         self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]
     ) -> Dict[int, Appended]:
-        """What came of a request, which is given up when another Kafka broker leads."""
+        """The outcomes of one request, by shard. The request is given up when another Kafka broker leads one of the logs."""
         request = asyncio.get_running_loop().create_task(self._request(leader, appends))
         while not request.done():
             await asyncio.wait([request], timeout=LATE)

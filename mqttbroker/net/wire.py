@@ -555,7 +555,7 @@ class Wire:
     def _has_rest(self) -> bool:
         """Whether the client has sent something that is not handled yet.
 
-        What it has sent while it waits for slow subscribers is dropped, so that nobody has more waiting by leaving.
+        A client that waits for slow subscribers loses its rest: else a client could have the broker hold more by leaving.
         """
         return self.reading_paused and not self.closing and self.accepted and self.connection.paused_by is None
 

@@ -60,7 +60,7 @@ def of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class ForkedProcess:
-    """What tests use of `subprocess.Popen`, for a process with this command, whose output is ``stdout``."""
+    """A process with this command, whose output is ``stdout``; it has the methods of `subprocess.Popen` that tests call."""
 
     def __init__(self, command: Sequence[str], directory: Path, environment: Mapping[str, str]) -> None:
         read, output = os.pipe()

@@ -42,6 +42,15 @@ def next_commit(commits: RandomCommits) -> WriteSet:
     return write_set
 
 
+def started(directory: Path) -> tuple[KafkaStore, queue.SimpleQueue[str]]:
+    """A store without anything to commit, and the reasons why it ended."""
+    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
+    store = memory_store(MemoryTopic(), directory, "one", reasons.put)
+    store.recover()
+    store.start(lambda *answer: None, lambda *read: None)
+    return store, reasons
+
+
 def lines(caplog: pytest.LogCaptureFixture, event: str) -> list[str]:
     return [line for line in caplog.messages if line.startswith(f"event={event} ")]
 
@@ -107,11 +116,7 @@ def test_what_a_failing_disk_does_not_take_is_applied_when_it_works_again(
 def test_a_defect_behind_the_log_ends_the_store_and_leaves_nobody_waiting(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    memory = MemoryTopic()
-    store = memory_store(memory, tmp_path, "one", reasons.put)
-    store.recover()
-    store.start(lambda *answer: None, lambda *read: None)
+    store, reasons = started(tmp_path)
 
     async def fail(shards: object) -> dict[int, int]:
         raise RuntimeError("the handler is closed")
@@ -123,11 +128,7 @@ def test_a_defect_behind_the_log_ends_the_store_and_leaves_nobody_waiting(
 
 
 def test_the_loop_of_the_log_does_not_spin_when_a_task_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    memory = MemoryTopic()
-    store = memory_store(memory, tmp_path, "one", reasons.put)
-    store.recover()
-    store.start(lambda *answer: None, lambda *read: None)
+    store, reasons = started(tmp_path)
 
     def fail(tables: ShardTables) -> None:
         raise RuntimeError("a defect")
@@ -398,11 +399,8 @@ def test_a_record_of_a_newer_program_ends_the_store(tmp_path: Path) -> None:
 def test_a_defect_at_the_end_of_the_store_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What was submitted is not committed then, and the shard not released."""
-    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    store = memory_store(MemoryTopic(), tmp_path, "one", reasons.put)
-    store.recover()
-    store.start(lambda *answer: None, lambda *read: None)
+    """The store then neither commits the write sets that were submitted, nor releases the shard."""
+    store, reasons = started(tmp_path)
 
     async def fail(shard: object) -> None:
         raise RuntimeError("the handler is closed")
@@ -451,10 +449,7 @@ def test_the_tables_get_nothing_behind_a_record_that_they_could_not_take(
 def test_a_read_that_is_not_answered_because_of_a_defect_ends_the_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    reasons: queue.SimpleQueue[str] = queue.SimpleQueue()
-    store = memory_store(MemoryTopic(), tmp_path, "one", reasons.put)
-    store.recover()
-    store.start(lambda *answer: None, lambda *read: None)
+    store, reasons = started(tmp_path)
 
     def fail(query: object) -> None:
         raise RuntimeError("no such field")
