@@ -21,6 +21,7 @@ from typing import Optional
 
 SERVER = Path(__file__).with_name("fork_server.py")
 ANSWER_BYTES = 64
+ANY_TIME = ("MQTTBROKER_", "PYTEST_", "SPARK_", "PYSPARK_", "JAVA_HOME")
 
 
 class ForkServer:
@@ -55,8 +56,8 @@ def can_fork(environment: Mapping[str, str]) -> bool:
 
 
 def of_interpreter(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that neither the broker reads nor pytest sets: they may take effect when an interpreter starts."""
-    return {name: value for name, value in environment.items() if not name.startswith(("MQTTBROKER_", "PYTEST_"))}
+    """The variables that may take effect when an interpreter starts: not the broker's, nor those that pytest and Spark set as tests run."""
+    return {name: value for name, value in environment.items() if not name.startswith(ANY_TIME)}
 
 
 class ForkedProcess:
