@@ -51,7 +51,7 @@ class DeliveryOwner:
 
     @abstractmethod
     def publish_stored(self, entry: "Delivery") -> None:
-        """The packet id of a QoS 2 delivery is on disk: its PUBLISH may be sent."""
+        """The message is on disk, and at QoS 2 its packet id: the PUBLISH may be sent."""
 
     @abstractmethod
     def release_stored(self, entry: "Delivery") -> None:

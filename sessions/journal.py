@@ -45,14 +45,15 @@ GONE: Final = 3  # acknowledged, dropped or refused
 
 # The phases of one QoS 1 or 2 delivery, on the sender's side [MQTT-4.3].
 QUEUED: Final = 0
-STORING: Final = 1  # QoS 2: the PUBLISH is sent after the commit of its packet id
+STORING: Final = 1  # the PUBLISH is sent after a commit: of the packet id at QoS 2, of the message at QoS 1
 AWAIT_PUBACK: Final = 2
 AWAIT_PUBREC: Final = 3
 RELEASING: Final = 4  # PUBREC received: the PUBREL is sent after its commit
 AWAIT_PUBCOMP: Final = 5
 
-# The phase to store for each phase: a phase that waits for a commit is over once that commit is on disk.
-_STORED_PHASE: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
+# The phase to store for each phase, at QoS 1 and 2: a phase that waits for a commit is over once that commit is on disk.
+_STORED_PHASE_1: Final = bytes((QUEUED, AWAIT_PUBACK, AWAIT_PUBACK))
+_STORED_PHASE_2: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
 
 CLOSED_AT_ONCE: Final = 4000  # entries that one call of `continue_closing` turns into rows
 SETTLED_AT_ONCE: Final = 8000  # entries that one call of `continue_settling` visits
@@ -90,6 +91,10 @@ class Gate:
         """Called when no write is pending; a gate without an acknowledgement does nothing."""
 
 
+# The gate of entries whose message is in the log of another shard already.
+IN_ANOTHER_LOG: Final = Gate()
+
+
 # Not traced by the garbage collector: ending a session removes its entries.
 @mypyc_attr(acyclic=True)
 class Entry:
@@ -120,6 +125,9 @@ class Entry:
 
     def refused(self) -> None:
         """Called when the commit of this new entry failed; does nothing if no session counts it."""
+
+    def stored_phase(self) -> int:
+        return _STORED_PHASE_1[self.phase] if self.qos == 1 else _STORED_PHASE_2[self.phase]
 
 
 class _Batch:
@@ -161,12 +169,14 @@ class _Batch:
 class Journal:
     """Operations on their way to the store.
 
-    ``gated`` says whether acknowledgements wait for commits (durability ``commit``). `size` is the memory, in bytes, of
-    what waits for the disk, in the gathering batch and with the writer.
+    ``gated`` says whether acknowledgements wait for commits (durability ``commit``), ``gated_deliveries`` whether the first
+    delivery of an entry at QoS 1 waits for the commit of its message, as in a cluster. `size` is the memory, in bytes, of what
+    waits for the disk, in the gathering batch and with the writer.
     """
 
     def __init__(self, gated: bool, next_message_id: int = 1, next_seq: int = 1) -> None:
         self.gated = gated
+        self.gated_deliveries = False
         self.next_message_id = next_message_id
         self.next_seq = next_seq
         self.counters = Counters()  # of the whole broker
@@ -176,6 +186,7 @@ class Journal:
         self._written: List[Entry] = []
         self._closing: Optional[WriteSet] = None  # of the batch in `_writing`, until it is complete
         self._first_gathered = next_seq  # the entries of `_gathering` have this seq or a later one
+        self._first_unsettled = next_seq  # those with a lower seq are on disk, and were told so
         self._settling = 0  # the next step of settling `_writing`; 0 until it is committed
         self._visited = 0  # entries that the current step has visited
 
@@ -229,6 +240,14 @@ class Journal:
         if gate is not None:
             gate.pending += 1
             entry.gate = gate
+
+    def delays(self, entry: Entry) -> bool:
+        """Whether an entry at QoS 1 is to be sent after `Entry.committed` only.
+
+        An owner of a shard that was stopped may have lost the shard without knowing it: so it sends nothing that the log may
+        not have, or its client got the message before earlier ones that the next owner took.
+        """
+        return self.gated_deliveries and entry.seq >= self._first_unsettled and entry.gate is not IN_ANOTHER_LOG
 
     def update_entry(self, entry: Entry) -> None:
         """Store the packet id and phase of an entry; `Entry.committed` is called after the commit."""
@@ -474,7 +493,7 @@ class Journal:
             entry.changed = False
             if entry.disk == STORED and entry.session_id not in batch.deleted_sessions:
                 write_set.entry_updates.append(
-                    (entry.packet_id, _STORED_PHASE[entry.phase], entry.session_id, entry.seq)
+                    (entry.packet_id, entry.stored_phase(), entry.session_id, entry.seq)
                 )
         self._closing = None
         return write_set
@@ -522,7 +541,7 @@ class Journal:
                     1 if entry.retain else 0,
                     entry.subscription_ids,
                     entry.packet_id,
-                    _STORED_PHASE[entry.phase],
+                    entry.stored_phase(),
                     message.size,
                     message.expires_at,
                 )
@@ -555,7 +574,7 @@ class Journal:
             # Entries stored earlier are sent before new ones [MQTT-4.6.0-6].
             visited += self._notify_entries(batch.updates, count - visited)
         if self._settling == 3:
-            visited += self._notify_entries(written, count - visited)
+            visited += self._notify_written(written, count - visited)
         if self._settling == 4:
             self._writing = None
             self._written = []
@@ -586,6 +605,17 @@ class Journal:
             index += 1
         return self._advance(index, len(entries))
 
+    def _notify_written(self, entries: List[Entry], count: int) -> int:
+        end: int = min(len(entries), self._visited + count)
+        index: int = self._visited
+        while index < end:
+            entry = entries[index]
+            # From now on it may be sent at once: those before it have been.
+            self._first_unsettled = entry.seq + 1
+            entry.committed()
+            index += 1
+        return self._advance(index, len(entries))
+
     def _advance(self, visited: int, size: int) -> int:
         """Begin the next step if this one has visited all entries; returns how many it visited now."""
         count: int = visited - self._visited
@@ -599,8 +629,7 @@ class Journal:
         """The batch with the writer was rolled back.
 
         New entries are refused: their gates fail. Everything else goes into the gathering batch, unless a newer
-        operation on the same key is there. In a batch with marks an entry without a gate may be of another shard's message, which
-        nobody sends again: it is kept.
+        operation on the same key is there. Entries of messages that nobody sends again are kept in a batch with marks.
         """
         batch = self._writing
         assert batch is not None
@@ -619,7 +648,7 @@ class Journal:
         for entry in written:
             gate = entry.gate
             if entry.disk == STORED:
-                if gate is None and batch.marks:
+                if batch.marks and (gate is None or gate is IN_ANOTHER_LOG):
                     kept.append(entry)
                     continue
                 refused.append(entry)

@@ -296,8 +296,8 @@ class Session(DeliveryOwner):
             queue.append(entry)
             return None
         if open_now:
-            self._start(entry)
             context.journal.add_entry(entry, gate)
+            self._start(entry)
             queue.loaded_seq = entry.seq
             return None if entry.phase == STORING else entry
         context.journal.add_entry(entry, gate)
@@ -480,7 +480,7 @@ class Session(DeliveryOwner):
         return entries
 
     def shared_in_flight(self) -> List[Delivery]:
-        """The first of `shared_entries`: those that were sent."""
+        """The first of `shared_entries`: those that have a packet id."""
         entries: List[Delivery] = []
         window = self.window
         window.move_shared()
@@ -488,7 +488,7 @@ class Session(DeliveryOwner):
             if isinstance(message, SharedInFlight):
                 message = self._delivery_of(message, key)
                 window.replace(key, message)
-            if isinstance(message, Delivery) and message.group is not None and message.phase == AWAIT_PUBACK:
+            if isinstance(message, Delivery) and message.group is not None and message.phase in (AWAIT_PUBACK, STORING):
                 entries.append(message)
         last: int = window.last_packet_id
         # In the order of sending: packet ids count up and start again after 65535.
@@ -554,11 +554,12 @@ class Session(DeliveryOwner):
             self.room_user.has_room()
 
     def _start(self, entry: Delivery) -> None:
-        """Give an entry its packet id and its first phase."""
+        """Give an entry its packet id and its first phase. The journal has an entry of a persistent session already."""
         entry.packet_id = self.window.add(entry)
+        journal = self.context.journal
         if entry.qos == 1:
-            entry.phase = AWAIT_PUBACK
-        elif self.id != 0 and self.context.journal.gated:
+            entry.phase = STORING if self.id != 0 and journal.delays(entry) else AWAIT_PUBACK
+        elif self.id != 0 and journal.gated:
             entry.phase = STORING
         else:
             entry.phase = AWAIT_PUBREC
@@ -571,9 +572,14 @@ class Session(DeliveryOwner):
     # -- after commits --------------------------------------------------------
 
     def publish_stored(self, entry: Delivery) -> None:
-        if entry.changed or not self.window.holds(entry):
+        if not self.window.holds(entry):
             return
-        entry.phase = AWAIT_PUBREC
+        if entry.qos == 1:
+            entry.phase = AWAIT_PUBACK
+        elif entry.changed:
+            return
+        else:
+            entry.phase = AWAIT_PUBREC
         connection = self.connection
         if connection is not None:
             connection.send_entry(entry, False)

@@ -21,6 +21,7 @@ from mqttbroker.core.outgoing import Outgoing
 from mqttbroker.core.publisher import BUS
 from mqttbroker.core.subscriptions import SubscribeBarrier
 from mqttbroker.core.turns import LongWork
+from sessions.journal import IN_ANOTHER_LOG
 from sessions.message import Message
 from sessions.rows import MarkRow
 from sessions.session import Session
@@ -313,7 +314,7 @@ class Bus(LongWork):
         if message.qos and route.has_targets:
             self.routed += 1
             before: int = journal.next_seq
-            publisher.distribute(Outgoing(topic, message, broker.outbound.clock.now), route, None, None)
+            publisher.distribute(Outgoing(topic, message, broker.outbound.clock.now), route, None, IN_ANOTHER_LOG)
             if route.large or journal.next_seq != before:
                 each.changed = True
         if retain and self._receiver.retained(message):

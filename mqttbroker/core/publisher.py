@@ -28,7 +28,7 @@ from mqttbroker.core.terms import BrokerTerms
 from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import REFUSE, SessionContext
 from sessions.delivery import Delivery
-from sessions.journal import Gate, Journal
+from sessions.journal import IN_ANOTHER_LOG, Gate, Journal
 from sessions.message import Message
 from sessions.message_queue import MessageQueue
 from sessions.retained import Retained
@@ -163,7 +163,7 @@ class Publisher:
         chosen = router.strategy.choose(router.permitted(group if left else local, topic), topic)
         if chosen is None:
             return False
-        self._give(chosen, Outgoing(topic.encode("utf-8"), message, self.outbound.clock.now), None, None, group)
+        self._give(chosen, Outgoing(topic.encode("utf-8"), message, self.outbound.clock.now), IN_ANOTHER_LOG, None, group)
         return True
 
     def retained_full(self, topic: str, size: int) -> bool:

@@ -18,9 +18,11 @@ from support.core import Core, CoreClient
 
 from mqttbroker.codec.packets import Connack, Connect, Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
+from sessions.write_set import WriteSet
 from topic_matcher.filters import matches
 
 TOPICS = ("a", "a/b", "c")
+LIMITS = {"max_queue_memory_messages": 8, "max_transient_queue_bytes": 12}
 FILTERS = ("a", "a/#", "#", "+/b", "c")
 
 
@@ -37,7 +39,7 @@ class SessionModel(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = Path(tempfile.mkdtemp(prefix="mqttbroker-model-"))
-        self.core = Core(self.directory, max_queue_memory_messages=8, max_transient_queue_bytes=12)
+        self.core = self.make_core()
         self.subscriptions: dict[str, int] = {}
         self.number = 0
         # The publisher: unacknowledged packets by packet id, and acknowledged messages.
@@ -55,6 +57,9 @@ class SessionModel(RuleBasedStateMachine):
         self.open: set[int] = set()  # packet ids in flight on this connection
         self.received_qos_2: dict[int, int] = {}  # QoS 2: packet id -> number, until PUBREL
         self.deliveries: list[tuple[int, int]] = []  # number, QoS
+
+    def make_core(self) -> Core:
+        return Core(self.directory, **LIMITS)
 
     def teardown(self) -> None:
         try:
@@ -327,7 +332,50 @@ class SessionModel(RuleBasedStateMachine):
         assert self.core.broker.journal.size == 0
 
 
+class GatedCore(Core):
+    """A core that delivers messages after their commit, as one of a cluster does; it knows the numbers of those not committed."""
+
+    def __init__(self, directory: Path) -> None:
+        self.unwritten: set[int] = set()
+        self.writing: set[int] = set()
+        super().__init__(directory, **LIMITS)
+
+    def assembled(self) -> None:
+        self.broker.journal.gated_deliveries = True
+        self.unwritten, self.writing = set(), set()
+
+    def take(self) -> Optional[WriteSet]:
+        self.writing, self.unwritten = self.unwritten, set()
+        return super().take()
+
+    def commit(self) -> bool:
+        if self.taken is None:
+            self.take()
+        self.writing = set()
+        return super().commit()
+
+
+class GatedSessionModel(SessionModel):
+    """The same with deliveries that wait for commits."""
+
+    core: GatedCore
+
+    def make_core(self) -> Core:
+        return GatedCore(self.directory)
+
+    def expect_delivery(self, packet: Publish) -> None:
+        super().expect_delivery(packet)
+        if packet.qos and not packet.dup:
+            self.core.unwritten.add(int(packet.payload))
+
+    @invariant()
+    def nothing_is_delivered_before_its_commit(self) -> None:
+        sent_early = {number for number, qos in self.deliveries if qos} & (self.core.unwritten | self.core.writing)
+        assert not sent_early, sent_early
+
+
 TestSessionModel = SessionModel.TestCase
-TestSessionModel.settings = settings(
+TestGatedSessionModel = GatedSessionModel.TestCase
+TestSessionModel.settings = TestGatedSessionModel.settings = settings(
     max_examples=60, stateful_step_count=40, deadline=None, suppress_health_check=list(HealthCheck)
 )

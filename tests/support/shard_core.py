@@ -80,6 +80,7 @@ class ShardCore(Core):
         assert self.view.owner == self.owner
         recovered = self.tables.recover()
         self.broker = build_broker(self.settings, recovered)
+        self.broker.journal.gated_deliveries = True
         self._set_clock()
         restore(self.broker, recovered, self.seconds)
         marks = self.tables.marks

@@ -110,6 +110,7 @@ class ShardCore(Core):
 
     def assembled(self) -> None:
         self.fed = {number: mark.offset for number, mark in self.marks.items()}
+        self.broker.journal.gated_deliveries = True
         self.broker.lifecycle.stores_wills = True
         self.messages = RetainedMessages(
             self.broker,

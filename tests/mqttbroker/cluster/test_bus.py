@@ -13,7 +13,7 @@ from support.shard_core import CLUSTER, Logs, ShardCore
 from mqttbroker.cluster.body import encode_body, published_of
 from mqttbroker.cluster.bus import BusRecord
 from mqttbroker.cluster.records import CHANGES, HEADER_BYTES, TAKEOVER, Header, encode_record
-from mqttbroker.codec.packets import Connack, Connect, Publish, Suback, Subscribe, Subscription
+from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Suback, Subscribe, Subscription
 from mqttbroker.core.publisher import BUS
 from mqttbroker.core.route import LARGE_ROUTE
 from sessions.message import Message
@@ -88,6 +88,58 @@ def test_a_mark_is_stored_now_and_then_though_nothing_else_is(core: ShardCore) -
     core.bus.feed([BusRecord(mark, mark._replace(offset=6), [], [], 5 << 20) for mark in core.bus.marks])
     core.settle()
     assert records(core) == before + 2 and core.tables.marks[1].offset == 6
+
+
+def test_a_connected_client_gets_a_message_of_another_log_at_once(core: ShardCore) -> None:
+    client = connect(core, "kept", True, "a/#")
+    before = records(core)
+    publish(core, message("a/1"))
+    core.read(1)
+    core.broker.turns.step()
+    packet = client.take()
+    assert packet.topic == "a/1" and records(core) == before
+    client.send(Puback(packet.packet_id))
+    core.read_all()
+    assert core.broker.journal.size == 0
+
+
+def test_a_connected_client_gets_a_message_of_this_core_after_its_commit(core: ShardCore) -> None:
+    """An owner that was stopped may not know yet that the next one has taken earlier messages of the publisher."""
+    client = connect(core, "kept", True, "a/#")
+    transient = connect(core, "transient", False, "a/#")
+    publisher = connect(core, "publisher", False)
+    for packet_id in (1, 2):
+        publisher.send(Publish("a/1", b"%d" % packet_id, 1, packet_id=packet_id))
+    assert core.take() is not None
+    publisher.send(Publish("a/1", b"3", 1, packet_id=3))
+    client.expect_nothing()
+    assert [packet.payload for packet in transient.arrived()] == [b"1", b"2", b"3"]
+    core.commit()
+    assert [packet.payload for packet in client.arrived()] == [b"1", b"2"]
+    core.settle()
+    assert [packet.payload for packet in client.arrived()] == [b"3"]
+    assert [packet.packet_id for packet in publisher.arrived()] == [1, 2, 3]
+
+
+def test_a_message_that_waited_for_the_window_is_sent_at_once_after_its_commit(core: ShardCore) -> None:
+    client = core.client()
+    properties = session_expiry()
+    properties.receive_maximum = 1
+    client.send(Connect("kept", 5, False, properties=properties))
+    core.settle()
+    client.send(Subscribe(1, [Subscription("a/#", 1)]))
+    core.read_all()
+    client.expect(Connack)
+    client.expect(Suback)
+    publisher = connect(core, "publisher", False)
+    publisher.send(*(Publish("a/1", b"%d" % number, 1, packet_id=number) for number in range(1, 4)))
+    core.settle()
+    for number in range(1, 4):
+        packet = client.expect(Publish)
+        assert packet.payload == b"%d" % number and not packet.dup
+        client.send(Puback(packet.packet_id))
+    core.settle()
+    assert core.broker.journal.size == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1, 3])
