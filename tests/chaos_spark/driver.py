@@ -273,9 +273,10 @@ def family(pid: int) -> dict[int, str]:
     """The process and its live descendants, including those in other process groups, with their start times."""
     found = [pid]
     for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):
-                found += [int(child) for child in children.read_text().split()]
+        with suppress(OSError):  # it has ended meanwhile
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                with suppress(OSError):
+                    found += [int(child) for child in Path(f"/proc/{parent}/task/{thread}/children").read_text().split()]
     return {member: _born(member) for member in found}
 
 
