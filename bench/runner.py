@@ -172,9 +172,9 @@ def descendants(pid: int) -> list[int]:
     """The process ids of a process and of its live descendants."""
     found = [pid]
     for parent in found:
-        for children in Path(f"/proc/{parent}/task").glob("*/children"):
-            with suppress(OSError):
-                found += [int(child) for child in children.read_text().split()]
+        with suppress(OSError):  # it has ended
+            for thread in os.listdir(f"/proc/{parent}/task"):
+                found += map(int, Path(f"/proc/{parent}/task/{thread}/children").read_text().split())
     return found
 
 

@@ -19,6 +19,7 @@ from random import Random
 from typing import NamedTuple, Optional
 
 from support.paths import TESTS
+from support.processes import children, command_line
 from support.spark_session import python_path
 
 from bridge_spark.source.offsets import from_json
@@ -225,8 +226,8 @@ class Driver:
         """Kill the Python processes that work for Spark's executor."""
         assert self._process is not None
         for pid in family(self._process.pid):
-            with suppress(OSError):
-                if b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if b"pyspark.daemon" in command_line(pid):
+                with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> Optional[int]:
@@ -273,10 +274,7 @@ def family(pid: int) -> dict[int, str]:
     """The process and its live descendants, including those in other process groups, with their start times."""
     found = [pid]
     for parent in found:
-        with suppress(OSError):  # it has ended meanwhile
-            for thread in os.listdir(f"/proc/{parent}/task"):
-                with suppress(OSError):
-                    found += [int(child) for child in Path(f"/proc/{parent}/task/{thread}/children").read_text().split()]
+        found += children(parent)
     return {member: _born(member) for member in found}
 
 

@@ -15,7 +15,8 @@ import pytest
 import trustme
 from aiokafka.admin import AIOKafkaAdminClient
 from support.broker_process import BrokerProcess, to_toml
-from support.cluster_nodes import ClusterNodes, children
+from support.cluster_nodes import ClusterNodes
+from support.processes import children
 from support.raw_client import RawClient
 from support.secured_kafka import SecuredKafka
 

@@ -18,6 +18,7 @@ import jwt
 import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
+from support.processes import children, command_line
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password, scram_password
@@ -184,9 +185,8 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     os.kill(broker.pid, signal.SIGHUP)
     broker.wait_for_log("reload_failed")
     outputs["/readyz after a mistake"] = http(broker, "/readyz")
-    children = Path(f"/proc/{broker.pid}/task/{broker.pid}/children").read_text().split()
-    for pid in (broker.pid, *children):
-        outputs[f"arguments of {pid}"] = Path(f"/proc/{pid}/cmdline").read_text()
+    for pid in (broker.pid, *children(broker.pid)):
+        outputs[f"arguments of {pid}"] = command_line(pid).decode()
     broker.terminate()
     outputs["log"], outputs["audit log"] = broker.log, audit.read_text()
     for name, text in outputs.items():

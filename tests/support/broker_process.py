@@ -25,6 +25,7 @@ from typing import Any, Optional, Union
 
 from support.forked_process import ForkedProcess, can_fork
 from support.patience import PATIENCE
+from support.processes import children, command_line
 
 from mqttbroker.auth.proven_passwords import KeyFileError, find_key_file
 
@@ -35,13 +36,11 @@ PACKAGE = ["-m", "mqttbroker"]
 
 def worker_pids(broker: int) -> list[int]:
     """The process ids of a broker's connection workers."""
-    found = []
-    for child in Path(f"/proc/{broker}/task/{broker}/children").read_text(encoding="ascii").split():
-        with suppress(FileNotFoundError):
-            command = Path(f"/proc/{child}/cmdline").read_bytes()
-            if command.startswith(b"mqttbroker: worker ") or b"\0mqttbroker.worker\0" in command:
-                found.append(int(child))
-    return found
+    commands = {child: command_line(child) for child in children(broker)}
+    return [
+        child for child, command in commands.items()
+        if command.startswith(b"mqttbroker: worker ") or b"\0mqttbroker.worker\0" in command
+    ]
 
 
 class BrokerProcess:

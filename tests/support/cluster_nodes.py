@@ -20,19 +20,12 @@ from typing import Any, Optional
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.kafka import KafkaCluster, Place, free_ports
+from support.processes import children
 
 from mqttbroker.node_shards import MOVING
 
 READY_SECONDS = 120.0  # three nodes start twelve processes, for which a machine with other work needs a minute
 TOKEN = "token-of-the-nodes-of-a-test"  # of nodes that are not on the loopback address
-
-
-def children(pid: int) -> list[int]:
-    """The processes that a process has started and that still run."""
-    try:
-        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii").split()]
-    except FileNotFoundError:
-        return []
 
 
 def send_signal(pid: int, number: int) -> None:

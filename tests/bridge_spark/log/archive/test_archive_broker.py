@@ -21,6 +21,7 @@ import pyarrow.fs as fs
 import pytest
 from pyspark.sql import SparkSession
 from support.broker_process import BrokerProcess
+from support.processes import children, command_line
 from support.raw_client import RawClient
 from support.s3 import S3Server, s3
 from support.spark_session import spark
@@ -119,10 +120,9 @@ def by_mqtt(broker: BrokerProcess, start: str, wanted: set[tuple[int, int]]) -> 
 
 def forget_decoded_rows(broker: BrokerProcess) -> None:
     """End the processes that decode segments, and keep rows of some in memory."""
-    for children in Path(f"/proc/{broker.pid}/task").glob("*/children"):
-        for child in children.read_text(encoding="ascii").split():
-            if b"row_process" in Path(f"/proc/{child}/cmdline").read_bytes():
-                os.kill(int(child), signal.SIGKILL)
+    for child in children(broker.pid):
+        if b"row_process" in command_line(child):
+            os.kill(child, signal.SIGKILL)
 
 
 def read_everywhere(broker: BrokerProcess, publisher: Publisher, **options: str) -> None:
