@@ -13,6 +13,7 @@ from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.errors import KafkaConnectionError, KafkaError, TopicAlreadyExistsError, UnknownTopicOrPartitionError, for_code
 
+from mqttbroker.cluster.kafka_brokers import why_unreachable
 from mqttbroker.cluster.kafka_connection import record_cluster_id
 from mqttbroker.cluster.membership import NOT_AVAILABLE, nodes_group
 from mqttbroker.cluster.snapshots import RECORD_BYTES, snapshot_index, snapshots_topic
@@ -105,7 +106,7 @@ async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
             settings = await _settings(admin, wanted.name)
             differences += topic_differences(wanted, len(partitions), partitions, settings)
     except KafkaConnectionError as error:
-        raise KafkaUnreachable(f"Kafka cannot be reached at {servers}: {error}") from None
+        raise KafkaUnreachable(await _unreachable(connection, cluster, error)) from None
     except KafkaUnreachable as error:
         raise KafkaUnreachable(f"Kafka at {servers}: {error}") from None
     except (KafkaError, OSError, asyncio.TimeoutError) as error:
@@ -116,6 +117,12 @@ async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
     if differences:
         raise ConfigError(differences)
     return record_cluster_id(kafka_id, cluster)
+
+
+async def _unreachable(connection: Dict[str, Any], cluster: Cluster, error: KafkaConnectionError) -> str:
+    """A line that says why Kafka cannot be reached; ``error`` is that of a client."""
+    reason = await why_unreachable(connection) or str(error)
+    return f"Kafka cannot be reached at {', '.join(cluster.bootstrap_servers)}: {reason}"
 
 
 async def nodes_of(connection: Dict[str, Any], cluster: Cluster) -> int:
@@ -135,6 +142,8 @@ async def nodes_of(connection: Dict[str, Any], cluster: Cluster) -> int:
                 if error.errno not in NOT_AVAILABLE or loop.time() > until:
                     raise
             await asyncio.sleep(WAIT_STEP)
+    except KafkaConnectionError as error:
+        raise KafkaUnreachable(await _unreachable(connection, cluster, error)) from None
     except (KafkaError, OSError, asyncio.TimeoutError) as error:
         raise KafkaUnreachable(f"Kafka at {', '.join(cluster.bootstrap_servers)}: {error!r}") from None
     finally:

@@ -90,13 +90,13 @@ class KafkaBrokers:
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
         answers: List[Any] = []
-        reason = ""
+        reasons: List[str] = []
         while waiting:
             timeout = OTHERS_WAIT if answers else None
             done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 if isinstance(found := task.result(), Exception):
-                    reason = f": {found}"
+                    reasons.append(_text(found))
                 else:
                     answers.append(found)
             if answers and not done:
@@ -104,7 +104,7 @@ class KafkaBrokers:
         if answers:
             self._use(answers)
         else:
-            self.problem = f"no Kafka broker answers{reason}"
+            self.problem = f"no Kafka broker answers: {'; '.join(sorted(reasons))}"
         return bool(answers)
 
     async def _metadata(self, address: Address) -> Any:
@@ -209,6 +209,20 @@ class KafkaBrokers:
             task.result().close(reason=CloseReason.SHUTDOWN)
         else:
             self._connections[key] = task.result()
+
+
+def _text(error: Exception) -> str:
+    """The text of an error, which has the address; those of aiokafka begin with the name of their class."""
+    return str(error.args[0]) if isinstance(error, KafkaError) and error.args else repr(error)
+
+
+async def why_unreachable(connection: Dict[str, Any]) -> str:
+    """Why no bootstrap server answers, for an error of aiokafka's clients, which do not say it; "" if one answers now."""
+    brokers = KafkaBrokers(connection, "")
+    try:
+        return "" if await brokers.refresh() else brokers.problem
+    finally:
+        await brokers.close()
 
 
 async def _shared(task: asyncio.Task[T]) -> T:

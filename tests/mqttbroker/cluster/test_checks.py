@@ -10,7 +10,7 @@ import pytest
 from support.kafka import KafkaCluster
 
 from mqttbroker.cluster import checks
-from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics, topic_differences, wanted_topics
+from mqttbroker.cluster.checks import KafkaUnreachable, nodes_of, prepare_topics, topic_differences, wanted_topics
 from mqttbroker.cluster.kafka_connection import connection, record_cluster_id
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Cluster
@@ -62,10 +62,14 @@ def test_the_id_in_records_is_of_the_cluster_and_of_kafka() -> None:
 async def test_kafka_that_is_away_is_one_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    cluster = dataclasses.replace(CLUSTER, bootstrap_servers=(f"127.0.0.1:{port}",))
-    with pytest.raises(KafkaUnreachable, match=f"^Kafka cannot be reached at 127.0.0.1:{port}: ") as caught:
-        await prepare_topics(connection(cluster), cluster)
-    assert "\n" not in str(caught.value)
+    cluster = dataclasses.replace(CLUSTER, bootstrap_servers=(f"127.0.0.1:{port}", "no-such.invalid:9092"))
+    for asking in (prepare_topics(connection(cluster), cluster), nodes_of(connection(cluster), cluster)):
+        with pytest.raises(KafkaUnreachable) as caught:
+            await asking
+        text = str(caught.value)
+        assert text.startswith(f"Kafka cannot be reached at 127.0.0.1:{port}, no-such.invalid:9092: no Kafka broker answers: ")
+        assert f"127.0.0.1:{port}: ConnectionRefusedError" in text and "no-such.invalid:9092: gaierror" in text
+        assert "\n" not in text
 
 
 async def test_a_topic_that_cannot_be_created_yet_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
