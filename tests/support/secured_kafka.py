@@ -1,13 +1,16 @@
-"""Kafka with TLS and passwords: clients need a user of SASL, over TLS with a certificate of a test's own authority."""
+"""Kafka with TLS, passwords and access rules: clients need a user of SASL, over TLS with a certificate of a test's own authority."""
 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import trustme
+from aiokafka import AIOKafkaConsumer
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.protocol.admin import CreateAclsRequest
 from cryptography.hazmat.primitives import serialization
 from support.kafka import KafkaCluster
 
@@ -19,11 +22,31 @@ _LOGIN = {
     "SCRAM": "org.apache.kafka.common.security.scram.ScramLoginModule",
 }
 
+# As in Kafka's protocol.
+RESOURCES = {"Topic": 2, "Group": 3, "Cluster": 4, "TransactionalId": 5}
+OPERATIONS = {
+    "Read": 3, "Write": 4, "Create": 5, "Delete": 6, "Alter": 7, "Describe": 8, "DescribeConfigs": 10, "AlterConfigs": 11,
+}  # fmt: skip
+LITERAL, PREFIXED = 3, 4
+ALLOW = 3
+
+
+class Rule(NamedTuple):
+    """An operation on the resource with this name, or, if it is not the ``whole`` name, on those that begin with it."""
+
+    resource: str
+    name: str
+    whole: bool
+    operation: str
+
 
 class SecuredKafka(KafkaCluster):
-    """One broker with these users, by name, and their passwords; each can use all of `MECHANISMS`. Starts with ``with``."""
+    """One broker with these users, by name, and their passwords; each can use all of `MECHANISMS`. Starts with ``with``.
 
-    def __init__(self, directory: Path, users: Mapping[str, str]) -> None:
+    With ``rules`` a user may only do what `allow` has allowed.
+    """
+
+    def __init__(self, directory: Path, users: Mapping[str, str], rules: bool = False) -> None:
         self.cafile = directory / "kafka-ca.pem"
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(self.cafile))
@@ -41,6 +64,11 @@ class SecuredKafka(KafkaCluster):
             known = "".join(f' user_{name}="{password}"' for name, password in passwords.items()) if kind == "PLAIN" else ""
             login = f'{_LOGIN[kind]} required username="{BROKER}" password="{_BROKER_PASSWORD}"{known};'
             settings.append(f"listener.name.sasl_ssl.{mechanism.lower()}.sasl.jaas.config={login}")
+        if rules:
+            settings += [
+                "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+                f"super.users=User:{BROKER};User:ANONYMOUS",  # the controller's listener has no passwords
+            ]
         formatting = [
             argument
             for name, password in passwords.items()
@@ -56,6 +84,29 @@ class SecuredKafka(KafkaCluster):
             "sasl_plain_username": user, "sasl_plain_password": password,
             "ssl_context": ssl.create_default_context(cafile=str(self.cafile)),
         }  # fmt: skip
+
+    async def allow(self, user: str, rules: Iterable[Rule]) -> None:
+        """Allow a user what these rules say."""
+        admin = AIOKafkaAdminClient(**self.connection("PLAIN", BROKER, _BROKER_PASSWORD))
+        await admin.start()
+        try:
+            for rule in rules:
+                answer = await admin._send_request(CreateAclsRequest(
+                    RESOURCES[rule.resource], rule.name, LITERAL if rule.whole else PREFIXED, f"User:{user}", "*",
+                    OPERATIONS[rule.operation], ALLOW,
+                ))  # fmt: skip
+                assert all(code == 0 for code, _ in answer.creation_responses), answer
+        finally:
+            await admin.close()
+
+    async def end(self, topic: str) -> int:
+        """How many records were ever in a topic."""
+        consumer = AIOKafkaConsumer(topic, group_id=None, **self.connection("PLAIN", BROKER, _BROKER_PASSWORD))
+        await consumer.start()
+        try:
+            return sum((await consumer.end_offsets(consumer.assignment())).values())
+        finally:
+            await consumer.stop()
 
 
 def _keystore(certificate: trustme.LeafCert) -> bytes:
