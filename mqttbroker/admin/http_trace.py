@@ -148,10 +148,12 @@ class TraceRoutes:
         until = loop.time() + seconds
         while sent < most and (left := until - loop.time()) > 0 and not _gone(request):
             try:
-                data = await asyncio.wait_for(answer.next(), min(left, 1.0))
+                async with asyncio.timeout(min(left, 1.0)):
+                    data = await answer.next()
             except TimeoutError:
                 continue
-            await asyncio.wait_for(response.write(data), SLOW)
+            async with asyncio.timeout(SLOW):
+                await response.write(data)
             sent += len(data)
         if answer.dropped and not header:
             await response.write(f"# {answer.dropped} packets were left out\n".encode())

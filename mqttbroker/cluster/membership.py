@@ -212,10 +212,9 @@ class Membership:
             return
         if self.joined and self._coordinator is not None:
             with suppress(KafkaError, OSError, asyncio.TimeoutError):
-                request = LeaveGroupRequest(self._group, self._member_id)
-                await asyncio.wait_for(
-                    client.send(self._coordinator, request, group=ConnectionGroup.COORDINATION), LOOKUP_TIMEOUT
-                )
+                async with asyncio.timeout(LOOKUP_TIMEOUT):
+                    request = LeaveGroupRequest(self._group, self._member_id)
+                    await client.send(self._coordinator, request, group=ConnectionGroup.COORDINATION)
         self.joined = False
         await client.close()
 
@@ -237,8 +236,8 @@ class Membership:
                 raise
             self._client = client
         if self._coordinator is None:
-            lookup = self._client.coordinator_lookup(CoordinationType.GROUP, self._group)
-            self._coordinator = await asyncio.wait_for(lookup, LOOKUP_TIMEOUT)
+            async with asyncio.timeout(LOOKUP_TIMEOUT):
+                self._coordinator = await self._client.coordinator_lookup(CoordinationType.GROUP, self._group)
 
     def _lost_coordinator(self, reason: str) -> None:
         if not self._coordinator_missed:
@@ -250,8 +249,8 @@ class Membership:
 
     async def _send(self, request: Any, timeout: float) -> Any:
         assert self._client is not None and self._coordinator is not None
-        sending = self._client.send(self._coordinator, request, group=ConnectionGroup.COORDINATION)
-        return await asyncio.wait_for(sending, timeout)
+        async with asyncio.timeout(timeout):
+            return await self._client.send(self._coordinator, request, group=ConnectionGroup.COORDINATION)
 
     def _failed(self, code: int) -> None:
         """Handle an error that ends this node's place in the group, or only its coordinator. Raises KafkaError for the others."""
@@ -346,7 +345,8 @@ class Membership:
         began = loop.time()
         while self._coordinator is not None:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), interval)
+                async with asyncio.timeout(interval):
+                    await self._changed.wait()
                 return
             unsettled = self.directory is not None and self.directory.moving and self._leads
             if unsettled and loop.time() - began > UNSETTLED_INTERVAL:

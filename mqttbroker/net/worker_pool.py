@@ -137,10 +137,12 @@ class Worker:
         assert self.clients is not None
         if not self._linked:
             return ENDED
-        answer = self._answer = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
+        self._answer = answer
         self.clients.link.send(kind, 0, self._pool.setup().encode())
         try:
-            return await asyncio.wait_for(answer, ANSWER_TIMEOUT)
+            async with asyncio.timeout(ANSWER_TIMEOUT):
+                return await answer
         except TimeoutError:
             self.clients.link.fail(f"no answer in {ANSWER_TIMEOUT:g} s")
             return ENDED
@@ -206,7 +208,8 @@ class Worker:
         process = self.process
         assert process is not None
         try:
-            return await asyncio.wait_for(process.wait(), STOP_TIMEOUT)
+            async with asyncio.timeout(STOP_TIMEOUT):
+                return await process.wait()
         except TimeoutError:
             with suppress(ProcessLookupError):
                 process.kill()

@@ -218,6 +218,12 @@ def test_no_file_names_a_path_of_a_machine() -> None:
     assert not found
 
 
+def test_no_time_limit_swallows_a_cancellation() -> None:
+    """`asyncio.wait_for` of Python 3.11 does, if what it waits for happens at the same time: the task would never end."""
+    found = [str(path.relative_to(ROOT)) for path in modules("mqttbroker") if "asyncio.wait_for(" in path.read_text(encoding="utf-8")]
+    assert not found, "use asyncio.timeout"
+
+
 def test_compiled_modules_import_only_compiled_modules() -> None:
     # Calls inside the compiled unit are C calls; a call into an interpreted module goes through Python objects.
     sources = {name_of(ROOT / path): ROOT / path for path in compiled_paths()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Optional
 
 import pytest
 from support.kafka import KafkaCluster
+from support.patience import PATIENCE
 
 from mqttbroker.cluster.formats import Versions
 from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, make_directory, refusal
@@ -69,6 +71,38 @@ def test_a_drained_node_is_left_for_one_where_a_core_failed_lately() -> None:
     directory = make_directory(1, nodes, 2, 1)
     assert [owner for owner, _ in directory.shards] == ["b", "b"]
     assert not directory.moving
+
+
+# --- with a client that answers when it is told to -------------------------------
+
+
+class Coordinator:
+    """An aiokafka client with the answer to one request."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.answer: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+
+    async def send(self, *request: object, **options: object) -> object:
+        self.asked.set()
+        return await self.answer
+
+
+@pytest.mark.parametrize("what", ["answer", "change"])
+async def test_a_member_ends_also_if_something_happens_as_it_is_cancelled(what: str) -> None:
+    membership = Membership({}, "group", 1.0, SHARDS, 1, lambda: info("a"), lambda directory: None)
+    client = Coordinator()
+    membership._client, membership._coordinator = client, 1  # type: ignore[assignment]
+    task = asyncio.create_task(membership._stay())
+    if what == "answer":
+        await client.asked.wait()
+        client.answer.set_result(SimpleNamespace(error_code=0))
+    else:
+        await asyncio.sleep(0)
+        membership.changed()
+    task.cancel()
+    await asyncio.wait([task], timeout=PATIENCE)
+    assert task.cancelled()
 
 
 # --- with Kafka ------------------------------------------------------------------
