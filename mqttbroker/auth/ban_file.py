@@ -22,6 +22,7 @@ from mqttbroker.core.ban_list import BAN_FILE, FOREVER, MAX_NAME, OPERATOR, Ban,
 from mqttbroker.core.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
 from mqttbroker.core.networks import network_text
 from mqttbroker.core.offences import MAX_CREDIT, Record
+from mqttbroker.defects import report_defect
 
 log = logging.getLogger("mqttbroker.auth")
 
@@ -131,7 +132,8 @@ class BanFile:
             self._timer.cancel()
             self._timer = None
         now = self._loop.time()
-        self._writer.submit(self._write, self._bans.banned(now), self._bans.records(), time.time() - now)
+        writing = self._writer.submit(self._write, self._bans.banned(now), self._bans.records(), time.time() - now)
+        report_defect(writing, "ban_file")
 
     def _write(self, bans: list[Ban], records: list[Record], offset: float) -> None:
         assert self._file is not None

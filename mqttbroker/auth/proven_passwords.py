@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Optional
 
 from mqttbroker.auth.replace_file import replace_file
+from mqttbroker.defects import report_defect
 
 log = logging.getLogger("mqttbroker.auth")
 
@@ -139,7 +140,7 @@ class ProvenPasswords:
         self._scheduled = False
         if self._writer is not None and self._changed:
             self._changed = False
-            self._writer.submit(self._write, dict(self._proofs))
+            report_defect(self._writer.submit(self._write, dict(self._proofs)), "proven_passwords")
 
     def _write(self, proofs: Mapping[bytes, bytes]) -> None:
         """Replace the file; called in the writer's thread. No fsync: after a power failure the key is gone, too."""

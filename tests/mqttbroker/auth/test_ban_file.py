@@ -16,6 +16,7 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.raw_client import RawClient
 
+from mqttbroker.auth import ban_file
 from mqttbroker.auth.ban_file import MAX_RECORDS, BanFile
 from mqttbroker.auth.passwords import hash_password
 from mqttbroker.auth.security import ban_terms
@@ -155,3 +156,11 @@ def test_a_ban_outlives_a_restart_of_the_broker(
     broker.wait_for_log("event=bans_restored bans=1")
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert [row["until"] - time.time() > 50 for row in rows if row["banned"]] == [True]
+
+
+def test_a_defect_of_its_thread_is_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ban_file, "replace_file", lambda *arguments, **options: 1 // 0)
+    restarted(tmp_path, lambda bans, now: bans.ban(("10.0.0.1", "", ""), FOREVER, "", now), lambda bans, now: None)
+    assert "event=defect in=ban_file" in caplog.text and "ZeroDivisionError" in caplog.text

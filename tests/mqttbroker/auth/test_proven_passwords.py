@@ -181,3 +181,9 @@ def test_a_disk_that_takes_nothing_is_logged_once(data_dir: Path, caplog: pytest
     run(fill, data_dir)
     assert caplog.text.count("event=proven_passwords_not_written") == 1
     assert [path.name for path in data_dir.iterdir()] == [FILE]
+
+
+def test_a_defect_of_its_thread_is_logged(data_dir: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proven_passwords, "replace_file", lambda *arguments, **options: 1 // 0)
+    run(lambda proven: proven.add("alice", "$hash", b"secret"), data_dir)
+    assert "event=defect in=proven_passwords" in caplog.text and "ZeroDivisionError" in caplog.text
