@@ -192,7 +192,7 @@ class ShardCore:
 
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
         broker.connect_handler.own_shard = OwnShard(self.shard, self._shards.count)
-        broker.journal.gated_deliveries = True
+        broker.journal.gated_deliveries = broker.journal.gated
         broker.lifecycle.stores_wills = True
         broker.lifecycle.paused = True
         broker.router.clustered = True  # before any message is published
