@@ -64,6 +64,7 @@ class Link(asyncio.Protocol):
         self.transport = transport
 
     def connection_lost(self, error: Optional[Exception]) -> None:
+        self.transport = None  # it cannot be aborted any more
         self.up = False
         self.abandoned = True
         self.closed.set()
