@@ -1,15 +1,17 @@
 """The rows of one shard in SQLite: what the valid records of its log add up to, up to an offset.
 
 The offset and the state of the log's view are in the transaction that applies the records. So after a crash, also one that loses
-transactions, the records behind that offset are read again, and each is applied once.
+transactions, the records behind that offset are read again, and each is applied once. Changes of two owners are in two transactions:
+an owner gives the ids of rows that are gone again, and with the changes merged, the removal of an old row would take the new one.
 """
 
 from __future__ import annotations
 
 import sqlite3
+from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Dict, Final, List, Optional
+from typing import Deque, Dict, Final, List, Optional, Tuple
 
 from mqttbroker.cluster.body import changes_of
 from mqttbroker.cluster.log_view import ViewState
@@ -39,7 +41,8 @@ class ShardTables:
         self._changes = PendingChanges()
         self._state = NOTHING_READ  # with these changes
         self._marks: Dict[int, MarkRow] = {}  # by log; all of them
-        self._cut: Optional[tuple[PendingChanges, ViewState, List[MarkRow]]] = None  # being applied, or to be applied again
+        self._cuts: Deque[Tuple[PendingChanges, ViewState, List[MarkRow]]] = deque()  # to be applied one after the other
+        self._cut_bytes = 0
         self._applied = NOTHING_READ
 
     @property
@@ -50,7 +53,7 @@ class ShardTables:
     @property
     def size(self) -> int:
         """Bytes of memory of the changes that the database does not have."""
-        return self._changes.size + (0 if self._cut is None else self._cut[0].size)
+        return self._changes.size + self._cut_bytes
 
     def open(self) -> ViewState:
         """Open or make the database; returns the state of the log's view from which the log is to be read.
@@ -118,6 +121,7 @@ class ShardTables:
             write_set, marks = changes_of(body)
         except ValueError as error:
             raise CorruptStore(f"shard {self._shard}, record of offset {state.end - 1}: {error}") from None
+        self._end_epoch(state)
         if write_set is not None:
             self._changes.merge(write_set)
         for mark in marks:
@@ -126,20 +130,29 @@ class ShardTables:
 
     def passed(self, state: ViewState) -> None:
         """A record without changes, or a void one, was read."""
+        self._end_epoch(state)
         self._state = state
+
+    def _end_epoch(self, state: ViewState) -> None:
+        """Have the changes of the owner before applied without those of the owner in ``state``."""
+        if state.epoch != self._state.epoch and not self._changes.empty:
+            self._cut()
 
     def apply(self) -> None:
         """Apply everything that was added. After an error, the changes that are left wait for the next call. Raises `sqlite3.Error` or `OSError`."""
-        if self._cut is not None:
-            self._apply_cut()
-        if self._state != self._applied:
-            self._cut = self._changes, self._state, list(self._marks.values())
-            self._changes = PendingChanges()
+        if self._state != (self._cuts[-1][1] if self._cuts else self._applied):
+            self._cut()
+        while self._cuts:
             self._apply_cut()
 
+    def _cut(self) -> None:
+        """Have everything that was added applied without what follows."""
+        self._cuts.append((self._changes, self._state, list(self._marks.values())))
+        self._cut_bytes += self._changes.size
+        self._changes = PendingChanges()
+
     def _apply_cut(self) -> None:
-        assert self._cut is not None
-        changes, state, marks = self._cut
+        changes, state, marks = self._cuts[0]
         tables = self.tables
         tables.begin()
         try:
@@ -158,7 +171,8 @@ class ShardTables:
         except BaseException:
             tables.undo()
             raise
-        self._cut = None
+        self._cuts.popleft()
+        self._cut_bytes = sum(one.size for one, _, _ in self._cuts)
         self._applied = state
         self._transactions += 1
         if self._maintenance is not None:

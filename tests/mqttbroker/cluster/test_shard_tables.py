@@ -13,9 +13,10 @@ from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.log_view import VALID, LogView
 from mqttbroker.cluster.records import CHANGES, HEADER_BYTES, NO_EPOCH, TAKEOVER, Header, decode_header, encode_record
 from mqttbroker.cluster.shard_tables import DATABASE, ShardTables
-from sessions.rows import MarkRow
+from sessions.message import Message
+from sessions.rows import MarkRow, SessionRow
 from sessions.store.interface import CorruptStore, StoreError
-from sessions.write_set import WriteSet
+from sessions.write_set import PageRequest, WriteSet
 
 CLUSTER, A, B = b"cluster1", b"node-aaa", b"node-bbb"
 SEEDS = [*range(2), *(pytest.param(seed, marks=pytest.mark.slow(reason="more of the same")) for seed in range(2, 40))]
@@ -103,6 +104,38 @@ def test_marks_are_stored_with_the_changes_of_their_record(tmp_path: Path) -> No
     again.open()
     assert again.marks == expected
     again.close()
+
+
+@pytest.mark.parametrize("passed", [False, True], ids=["changes", "takeover read"])
+def test_ids_that_the_next_owner_uses_again_are_not_those_of_removed_rows(tmp_path: Path, passed: bool) -> None:
+    tables, view = ShardTables(tmp_path, 3, CLUSTER), LogView(3, CLUSTER)
+    view.restore(tables.open())
+    old, new = (Message("t", payload, 1, False, b"", "p", 1, 0) for payload in (b"old", b"new"))
+    old.id = new.id = 7
+    sessions = [SessionRow(number, f"c{number}", 5, 60, 0.0, None, None, None, None) for number in (1, 2)]
+    for offset, owner, entries, removed, messages in (
+        (1, A, [(1, 5, 7, 0)], [], [old]),
+        (2, A, [], [(1, 5, 7, 0)], []),
+        (4, B, [(1, 5, 7, 1), (2, 6, 7, 1)], [], [new]),
+        (5, B, [], [(1, 5, 7, 1)], []),
+    ):
+        if owner != view.owner:
+            view.read(offset - 1, Header(TAKEOVER, 3, CLUSTER, owner, view.epoch, 0))
+            if passed:
+                tables.passed(view.state)
+        write_set = WriteSet()
+        write_set.sessions = sessions if offset == 1 else []
+        write_set.messages, write_set.deleted_entries = messages, removed
+        write_set.entries = [(*entry, 1, 0, b"", 0, 0, 10, 0) for entry in entries]
+        assert view.read(offset, Header(CHANGES, 3, CLUSTER, owner, view.epoch, view.sequence + 1)) == VALID
+        tables.changed(view.state, encode_body(write_set))
+        if offset == 1:
+            tables.apply()
+    tables.apply()
+    (page,) = tables.tables.read_page(PageRequest(2, 0, 10, False)).rows
+    assert (page.seq, page.payload) == (6, b"new")
+    assert tables.size == 0 and tables.tables.recover().next_seq == 7
+    tables.close()
 
 
 def test_a_transaction_that_fails_is_applied_later_as_a_whole(tmp_path: Path) -> None:
