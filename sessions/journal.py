@@ -52,7 +52,7 @@ RELEASING: Final = 4  # PUBREC received: the PUBREL is sent after its commit
 AWAIT_PUBCOMP: Final = 5
 
 # The phase to store for each phase, at QoS 1 and 2: a phase that waits for a commit is over once that commit is on disk.
-_STORED_PHASE_1: Final = bytes((QUEUED, AWAIT_PUBACK, AWAIT_PUBACK))
+_STORED_PHASE_1: Final = bytes((QUEUED, AWAIT_PUBACK, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
 _STORED_PHASE_2: Final = bytes((QUEUED, AWAIT_PUBREC, AWAIT_PUBACK, AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBCOMP))
 
 CLOSED_AT_ONCE: Final = 4000  # entries that one call of `continue_closing` turns into rows
@@ -127,6 +127,7 @@ class Entry:
         """Called when the commit of this new entry failed; does nothing if no session counts it."""
 
     def stored_phase(self) -> int:
+        """The phase of its row in the next commit; an imported row may have a phase of another QoS."""
         return _STORED_PHASE_1[self.phase] if self.qos == 1 else _STORED_PHASE_2[self.phase]
 
 

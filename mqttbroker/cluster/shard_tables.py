@@ -2,7 +2,7 @@
 
 The offset and the state of the log's view are in the transaction that applies the records. So after a crash, also one that loses
 transactions, the records behind that offset are read again, and each is applied once. Changes of two owners are in two transactions:
-an owner gives the ids of rows that are gone again, and with the changes merged, the removal of an old row would take the new one.
+a row may have the id of one that the owner before has removed, and with the changes merged that removal would take the new row.
 """
 
 from __future__ import annotations
