@@ -59,4 +59,6 @@ class MetricsPage:
             for one in listeners
             if one.revocations is not None and one.revocations.expires is not None
         }
-        return metrics.render(status)
+        from mqttbroker.admin.metrics_text import metrics_text  # loads Prometheus' client, which the broker needs for nothing else
+
+        return metrics_text(metrics, status)

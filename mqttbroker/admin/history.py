@@ -10,9 +10,8 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Dict, NamedTuple, Optional, Tuple
 
-from prometheus_client import Histogram
-
 from mqttbroker.admin.control import BrokerControl
+from mqttbroker.admin.latency import Histogram
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.views import BrokerStatus
 
@@ -177,12 +176,7 @@ class _Quantile:
 
     def next(self) -> Optional[float]:
         """The upper bound of the quantile's bucket, or the largest one that is finite; None without a measurement."""
-        buckets = [
-            (float(sample.labels["le"]), sample.value)
-            for metric in self._histogram.collect()
-            for sample in metric.samples
-            if sample.name.endswith("_bucket")
-        ]
+        buckets = self._histogram.cumulative()
         counts = [count for _, count in buckets]
         before, self._before = self._before or [0.0] * len(counts), counts
         increases = [count - earlier for count, earlier in zip(counts, before)]

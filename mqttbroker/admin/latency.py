@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import Final
-
-from prometheus_client import CollectorRegistry, Histogram
-from prometheus_client.core import Metric
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+from typing import Final, List, Tuple
 
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.net.wire import FlushScheduler
@@ -21,28 +21,43 @@ INTERVAL: Final = 0.1  # seconds between two samples
 BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
+class Histogram:
+    """Counts of measurements in seconds by `BUCKETS`, and their sum. One thread observes, any may read.
+
+    The metric is ``mqttbroker_<name>_seconds``; ``text`` explains it.
+    """
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self.text = text
+        self.sum = 0.0
+        self._counts = [0] * (len(BUCKETS) + 1)
+
+    def observe(self, seconds: float) -> None:
+        self._counts[bisect_left(BUCKETS, seconds)] += 1
+        self.sum += seconds
+
+    def cumulative(self) -> List[Tuple[float, int]]:
+        """Each bucket's upper bound, the last one infinite, and how many measurements were not above it."""
+        return list(zip((*BUCKETS, math.inf), accumulate(self._counts)))
+
+
 class Latency:
     """The latencies of one broker, in seconds."""
 
     def __init__(self) -> None:
-        self._registry = CollectorRegistry(auto_describe=False)
-        self.commit = self._histogram("commit", "Time of a commit in the store and the stream log.")
-        self.acknowledgement = self._histogram(
+        self.commit = Histogram("commit", "Time of a commit in the store and the stream log.")
+        self.acknowledgement = Histogram(
             "acknowledgement", "Time from a packet to its acknowledgement, of those that wait for a commit; sampled."
         )
-        self.delivery = self._histogram(
+        self.delivery = Histogram(
             "delivery", "Time from the receipt of packets until all that they cause is written to clients; sampled."
         )
-        self.loop_lag = self._histogram("event_loop_lag", "Delay of a timer of the event loop; sampled.")
-        self.collection = self._histogram("gc_pause", "Time of a garbage collection.")
+        self.loop_lag = Histogram("event_loop_lag", "Delay of a timer of the event loop; sampled.")
+        self.collection = Histogram("gc_pause", "Time of a garbage collection.")
+        self.histograms = (self.commit, self.acknowledgement, self.delivery, self.loop_lag, self.collection)
         self._commit_began = 0.0
         self._collection_began = 0.0
-
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(f"mqttbroker_{name}_seconds", text, buckets=BUCKETS, registry=self._registry)
-
-    def collect(self) -> Iterator[Metric]:
-        yield from self._registry.collect()
 
     def commit_began(self) -> None:
         """The store was handed a write set; it has one at a time."""

@@ -14,6 +14,7 @@ from support.raw_client import RawClient
 
 from mqttbroker.admin.http_api import status_json
 from mqttbroker.admin.metrics import Metrics
+from mqttbroker.admin.metrics_text import metrics_text
 from mqttbroker.codec.packets import Publish
 from mqttbroker.codec.properties import Properties
 
@@ -80,7 +81,7 @@ def test_each_drop_is_counted_by_its_cause(tmp_path: Path) -> None:
         causes.update(dict.fromkeys(elsewhere, 0))
         status = core.control.status()
         assert status.drops == causes
-        found = samples(Metrics(None).render(status))
+        found = samples(metrics_text(Metrics(None), status))
         assert {cause: drops(found, cause) for cause in causes} == causes
         assert found["mqttbroker_store_failures_total"] == 1
 
@@ -114,7 +115,7 @@ def test_drops_are_counted_by_listener(tmp_path: Path) -> None:
         }
         assert {key: count for key, count in status.drops_by_listener.items() if count} == expected
         assert status.drops["queue_full"] == 6 and sum(status.drops.values()) == 8
-        found = samples(Metrics(None).render(status))
+        found = samples(metrics_text(Metrics(None), status))
         for (listener, cause), count in expected.items():
             assert found[f"mqttbroker_messages_dropped_total/{cause}/{listener}"] == count
         listed = status_json(status)["drops_by_listener"]

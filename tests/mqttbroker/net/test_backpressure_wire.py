@@ -16,6 +16,7 @@ from support.manual_loop import Loop, Timer, Transport
 from support.metric_samples import samples
 
 from mqttbroker.admin.metrics import Metrics
+from mqttbroker.admin.metrics_text import metrics_text
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
@@ -397,12 +398,12 @@ def test_keep_alive_does_not_expire_during_a_pause(tmp_path: Path) -> None:
 def test_pauses_are_counted(plant: Plant) -> None:
     paused_publisher(plant)
     control, metrics = plant.core.control, Metrics(None)
-    found = samples(metrics.render(control.status()))
+    found = samples(metrics_text(metrics, control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (1, 1)
     values = SysTopics(control, metrics, 10).values(control.status())
     assert values["$SYS/broker/publishers/waiting"] == values["$SYS/broker/publishers/waits"] == "1"
     plant.loop.wait(MAX_PAUSE)
-    found = samples(metrics.render(control.status()))
+    found = samples(metrics_text(metrics, control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (0, 1)
 
 
