@@ -11,8 +11,9 @@ from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_operations import Call, route
 from mqttbroker.admin.http_parameters import Field, Word
-from mqttbroker.admin.http_routes import RequestError, Route
+from mqttbroker.admin.http_routes import Route
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, array, described, nullable, record
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.admin.views import WorkerStatus
 from mqttbroker.config.setting_kinds import Boolean, Integer
 from mqttbroker.core_http import CoreHttp, http_port_of

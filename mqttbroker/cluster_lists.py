@@ -28,8 +28,9 @@ from mqttbroker.admin.http_api import (
 )
 from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call, page, route
 from mqttbroker.admin.http_parameters import Field, decode_cursor, encode_cursor
-from mqttbroker.admin.http_routes import Answer, RequestError, Route
+from mqttbroker.admin.http_routes import Answer, Route
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, Schema, array, described, record
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.core.ban_list import OPERATOR
 from mqttbroker.core.bans import Bans
 from mqttbroker.core.own_shard import shard_of
@@ -138,8 +139,8 @@ class ClusterLists:
     ``http_bans`` are those of that server.
     """
 
-    def __init__(self, cores: Cores) -> None:
-        self.http_bans: Optional[Bans] = None
+    def __init__(self, cores: Cores, http_bans: Bans) -> None:
+        self._http_bans = http_bans
         self._cores = cores
         self._cursors: Cursors[MergedList] = Cursors()
 
@@ -213,8 +214,7 @@ class ClusterLists:
 
     async def _bans(self, call: Call) -> Any:
         if call["protocol"] == "http":
-            assert self.http_bans is not None
-            return {**http_ban_page(self.http_bans, call), "unanswered": []}
+            return {**http_ban_page(self._http_bans, call), "unanswered": []}
         return await self._page(call, "/bans", {}, joined=_joined_bans)
 
     async def _ban(self, call: Call) -> Any:
@@ -226,8 +226,7 @@ class ClusterLists:
     async def _lift_ban(self, call: Call) -> None:
         key = ban_key(call)
         if call["protocol"] == "http":
-            assert self.http_bans is not None
-            lifted = bool(self.http_bans.lift(*key))
+            lifted = bool(self._http_bans.lift(*key))
         else:
             answers = await self._of_all("DELETE", "/bans", _query(call, BAN_KEY))
             for shard, answer in enumerate(answers):

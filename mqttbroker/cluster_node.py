@@ -13,10 +13,11 @@ import logging
 import os
 import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, List, Optional, Set
+from typing import Any, List, Optional, Set, Tuple
 
 import uvloop
 from setproctitle import setproctitle
@@ -26,6 +27,8 @@ from mqttbroker.admin.access import access_list
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict
 from mqttbroker.admin.http import HttpServer
+from mqttbroker.admin.http_application import HttpApplication
+from mqttbroker.admin.http_gate import Gate
 from mqttbroker.assembly import build_broker, listener_policy
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics
@@ -335,16 +338,18 @@ class ClusterNode:
             context = http_context(settings)
             cores = self.core_http = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
             metrics = ClusterMetrics(self.shards, cores, self.workers, self.broker.outbound.counters, self.runner)
-            lists = ClusterLists(cores)
-            routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
-            self.http = HttpServer(
-                settings.host, settings.port, None, metrics.render, readiness,
-                access_list(self.settings, self.security.rules.common), context=context,
-                max_connections=settings.max_connections, routes=routes,
-                warnings=self._warnings,
-            )  # fmt: skip
+
+            def application(gate: Gate, requests: Counter[Tuple[str, int]]) -> HttpApplication:
+                lists = ClusterLists(cores, gate.bans)
+                routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
+                return HttpApplication(
+                    gate, requests, None, metrics.render, readiness,
+                    max_connections=settings.max_connections, routes=routes, warnings=self._warnings,
+                )  # fmt: skip
+
+            access = access_list(self.settings, self.security.rules.common)
+            self.http = HttpServer(settings.host, settings.port, access, application, context)
             self.reloader.http = self.http
-            lists.http_bans = self.http.bans
             self.http.bans.apply(http_ban_terms(self.settings))
             self.http.start()
         except OSError as error:

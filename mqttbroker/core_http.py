@@ -15,8 +15,9 @@ from yarl import URL
 from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_parameters import MAX_BODY
-from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route, read_body
+from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body
 from mqttbroker.admin.http_schemas import INTEGER
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.cluster.core_processes import ShardCore
 from mqttbroker.config.settings import Settings
 from mqttbroker.node_shards import NodeShards

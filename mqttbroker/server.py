@@ -18,7 +18,8 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from typing import Any, Awaitable, Callable, Dict, List, Mapping, Optional, Protocol, Sequence
+from collections import Counter
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
 
 import uvloop
 from setproctitle import setproctitle
@@ -38,16 +39,7 @@ from mqttbroker.admin.data_files import restrict
 from mqttbroker.admin.group_control import GroupControl, GroupsReport
 from mqttbroker.admin.history import History, Sampler
 from mqttbroker.admin.http import HttpServer
-from mqttbroker.admin.http_accounts import AccountRoutes
-from mqttbroker.admin.http_alarms import AlarmRoutes
-from mqttbroker.admin.http_api import Api, Operations
-from mqttbroker.admin.http_bridges import BridgeRoutes
-from mqttbroker.admin.http_dashboard import dashboard_routes
-from mqttbroker.admin.http_groups import GroupRoutes
-from mqttbroker.admin.http_history import HistoryRoutes
-from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
-from mqttbroker.admin.http_streams import StreamAccess
-from mqttbroker.admin.http_trace import TraceRoutes
+from mqttbroker.admin.http_gate import Gate
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import set_aside
 from mqttbroker.admin.views import AuthenticatorStatus
@@ -89,6 +81,10 @@ from mqttbroker.stream_control import StreamControl
 from mqttbroker.stream_reads import StreamReads
 from mqttbroker.workers import Workers
 from sessions.store.interface import Recovered, Store, StoreError
+
+if TYPE_CHECKING:
+    from mqttbroker.admin.http_api import Operations
+    from mqttbroker.admin.http_application import HttpApplication
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
@@ -372,49 +368,8 @@ class Server:
         where = f"{settings.host}:{settings.port}"
         try:
             context = http_context(settings)
-            access = StreamAccess(self.streams)
-            api = Api(self._operations(), self.streams, self.consumers, access)
-            streams = StreamAdminRoutes(self.streams, self.stream_control, access, self.control_runner)
-            groups = GroupRoutes(self.streams, self.group_control, access, self.control_runner)
-            alarms = AlarmRoutes(self.alarms, self.control_runner)
-            bridges = BridgeRoutes(self._bridges, self.control_runner)
-            traces = TraceRoutes(Tracer(self.broker, self.scheduler), self.control_runner)
-            history = HistoryRoutes(
-                self.sampler, self.control_runner, settings.history_interval, settings.history_length
-            )
-            accounts = AccountRoutes(self.security, self.broker, self.control_runner)
-            health = Health(
-                self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
-                self.settings.on_corrupt_store == "salvage",
-                self.parts.unready,
-            )
-            metrics_page = MetricsPage(
-                self.metrics, self.control, self.control_runner, self.security, self.listeners, self._http_context,
-                self.reloader,
-            )
-
-            async def readiness() -> list[str]:
-                return await asyncio.wrap_future(self.control_runner.call(health.unready))
-
-            self.http = HttpServer(
-                settings.host,
-                settings.port,
-                self.streams,
-                metrics_page.render,
-                readiness,
-                access_list(self.settings, self.security.rules.common),
-                context=context,
-                counters=self.metrics.http_counters,
-                consumers=self.consumers,
-                max_connections=settings.max_connections,
-                routes=[
-                    *api.routes(), *streams.routes(), *groups.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
-                    *history.routes(), *bridges.routes(),
-                    *(dashboard_routes() if settings.dashboard else ()),
-                ],
-                warnings=health.warnings,
-            )
-            api.http_bans = self.http.bans
+            access = access_list(self.settings, self.security.rules.common)
+            self.http = HttpServer(settings.host, settings.port, access, self._http_application, context)
             self.metrics.http_requests = self.http.requests
             self.http.bans.apply(http_ban_terms(self.settings))
             self._start_http(self.http)
@@ -424,6 +379,59 @@ class Server:
         self._warn_of_http()
         kind = "http" if context is None else "https"
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
+
+    def _http_application(self, gate: Gate, requests: Counter[Tuple[str, int]]) -> HttpApplication:
+        """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
+        from mqttbroker.admin.http_accounts import AccountRoutes
+        from mqttbroker.admin.http_alarms import AlarmRoutes
+        from mqttbroker.admin.http_api import Api
+        from mqttbroker.admin.http_application import HttpApplication
+        from mqttbroker.admin.http_bridges import BridgeRoutes
+        from mqttbroker.admin.http_dashboard import dashboard_routes
+        from mqttbroker.admin.http_groups import GroupRoutes
+        from mqttbroker.admin.http_history import HistoryRoutes
+        from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
+        from mqttbroker.admin.http_streams import StreamAccess
+        from mqttbroker.admin.http_trace import TraceRoutes
+
+        settings, runner = self.settings.http, self.control_runner
+        access = StreamAccess(self.streams)
+        api = Api(self._operations(), self.streams, self.consumers, access, gate.bans)
+        streams = StreamAdminRoutes(self.streams, self.stream_control, access, runner)
+        groups = GroupRoutes(self.streams, self.group_control, access, runner)
+        alarms = AlarmRoutes(self.alarms, runner)
+        bridges = BridgeRoutes(self._bridges, runner)
+        traces = TraceRoutes(Tracer(self.broker, self.scheduler), runner)
+        history = HistoryRoutes(self.sampler, runner, settings.history_interval, settings.history_length)
+        accounts = AccountRoutes(self.security, self.broker, runner)
+        health = Health(
+            self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
+            self.settings.on_corrupt_store == "salvage",
+            self.parts.unready,
+        )
+        metrics_page = MetricsPage(
+            self.metrics, self.control, runner, self.security, self.listeners, self._http_context, self.reloader
+        )
+
+        async def readiness() -> list[str]:
+            return await asyncio.wrap_future(runner.call(health.unready))
+
+        return HttpApplication(
+            gate,
+            requests,
+            self.streams,
+            metrics_page.render,
+            readiness,
+            counters=self.metrics.http_counters,
+            consumers=self.consumers,
+            max_connections=settings.max_connections,
+            routes=[
+                *api.routes(), *streams.routes(), *groups.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
+                *history.routes(), *bridges.routes(),
+                *(dashboard_routes() if settings.dashboard else ()),
+            ],
+            warnings=health.warnings,
+        )
 
     def _start_http(self, http: HttpServer) -> None:
         """Bind the port; a core whose port is in use takes any free one, because its shard must be served. Raises OSError."""
@@ -438,6 +446,8 @@ class Server:
 
     def _operations(self) -> Operations:
         """The operations of the HTTP API."""
+        from mqttbroker.admin.http_api import Operations
+
         backup_dir = self.settings.http.backup_dir
 
         async def reload() -> list[str]:

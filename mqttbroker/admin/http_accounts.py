@@ -13,8 +13,9 @@ from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call, page, page_of, route
 from mqttbroker.admin.http_parameters import MAX_BODY, MAX_TEXT, Field, Word, decode_cursor, encode_cursor
-from mqttbroker.admin.http_routes import Answer, RequestError, Route
+from mqttbroker.admin.http_routes import Answer, Route
 from mqttbroker.admin.http_schemas import BOOLEAN, TEXT, Schema, described, nullable, record
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.auth.acl import AclError, parse_rule
 from mqttbroker.auth.acl_text import AclRule, check_username, has_rule, rules_in, with_rule, without_rule
 from mqttbroker.auth.passwords import check_name, hash_password, scram_password, with_password

@@ -11,8 +11,9 @@ from mqttbroker.admin.alarms import MAX_CLEARED, Alarms
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_operations import Call, route
 from mqttbroker.admin.http_parameters import Field, Word
-from mqttbroker.admin.http_routes import RequestError, Route
+from mqttbroker.admin.http_routes import Route
 from mqttbroker.admin.http_schemas import BOOLEAN, NUMBER, TEXT, array, described, nullable, record
+from mqttbroker.admin.request_error import RequestError
 
 ALARM = record(
     name=described(TEXT, "the topic below $SYS/broker/alarms/"),

@@ -34,7 +34,7 @@ from mqttbroker.admin.http_parameters import (
     decode_cursor,
     encode_cursor,
 )
-from mqttbroker.admin.http_routes import Answer, RequestError, Route
+from mqttbroker.admin.http_routes import Answer, Route
 from mqttbroker.admin.http_schemas import (
     BOOLEAN,
     INTEGER,
@@ -56,6 +56,7 @@ from mqttbroker.admin.message_json import (
     payload_of,
     properties_of,
 )
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
 from mqttbroker.config.setting_kinds import Boolean, Choice
 from mqttbroker.config.settings import LOG_LEVELS
@@ -193,13 +194,14 @@ class Api:
         logs: Optional[StreamLogs],
         consumers: Optional[ConsumerLag],
         stream_access: StreamAccess,
+        http_bans: Bans,
     ) -> None:
         self._operations = operations
         self._control = operations.control
         self._logs = logs
         self._consumers = consumers
         self._stream_access = stream_access
-        self.http_bans: Optional[Bans] = None
+        self._http_bans = http_bans
         self._backing_up = False
         self._cursors = LongCursors()
 
@@ -479,8 +481,7 @@ class Api:
 
     async def _bans(self, call: Call) -> Any:
         if call["protocol"] == "http":
-            assert self.http_bans is not None
-            return http_ban_page(self.http_bans, call)
+            return http_ban_page(self._http_bans, call)
         parts = decode_cursor(call["cursor"], int)
         runner, control = self._operations.runner, self._control
         cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open_bans))
@@ -498,8 +499,7 @@ class Api:
     async def _lift_ban(self, call: Call) -> None:
         key = ban_key(call)
         if call["protocol"] == "http":
-            assert self.http_bans is not None
-            lifted = self.http_bans.lift(*key)
+            lifted = self._http_bans.lift(*key)
         else:
             lifted = await self._call(self._operations.runner.call(self._control.lift_ban, *key))
         if not lifted:

@@ -19,9 +19,10 @@ from bridge_spark.source.consumers import MAX_REPORT_BYTES, ReportError
 from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.consumer_lag import Consumer, ConsumerLag, TooManyConsumers
 from mqttbroker.admin.group_control import GROUP_PREFIX
-from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route, read_body
+from mqttbroker.admin.http_routes import Answer, Parameter, Route, read_body
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, Schema, array, described, nullable, record
 from mqttbroker.admin.http_streams import StreamAccess
+from mqttbroker.admin.request_error import RequestError
 
 _LAG: Dict[str, Schema] = {
     "lag": described(INTEGER, "offsets up to the high watermark"),

@@ -8,15 +8,18 @@ from __future__ import annotations
 import ipaddress
 import logging
 from datetime import datetime, timezone
-from typing import Any, Callable, Optional
-
-from aiohttp import web
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mqttbroker.admin.access import AccessList, Principal, Right, role_for
-from mqttbroker.admin.http_routes import RequestError, Route
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.core.bans import Bans
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import peer_text
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+    from mqttbroker.admin.http_routes import Route
 
 audit = logging.getLogger("mqttbroker.audit")
 

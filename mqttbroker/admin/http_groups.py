@@ -12,9 +12,10 @@ from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.group_control import GROUP_PREFIX, GroupControl, GroupStatus, parse_reset, position
 from mqttbroker.admin.http_operations import Call, route
 from mqttbroker.admin.http_parameters import Field, Word
-from mqttbroker.admin.http_routes import Answer, RequestError, Route
+from mqttbroker.admin.http_routes import Answer, Route
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, array, described, record
 from mqttbroker.admin.http_streams import StreamAccess
+from mqttbroker.admin.request_error import RequestError
 
 _OFFSETS = array(record(partition=INTEGER, offset=INTEGER))
 GROUP = record(

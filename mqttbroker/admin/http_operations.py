@@ -14,8 +14,9 @@ from mqttbroker.admin.control import MAX_PAGE, ControlError
 from mqttbroker.admin.control_runner import BrokerStopping
 from mqttbroker.admin.http_gate import log_action
 from mqttbroker.admin.http_parameters import MAX_BODY, Field, Word, read_json, read_texts, read_values
-from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route, read_body
+from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body
 from mqttbroker.admin.http_schemas import TEXT, Schema, array, described, nullable, record
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.config.setting_kinds import Integer
 
 DEFAULT_PAGE = 100

@@ -11,8 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
-from mqttbroker.admin.http_routes import RequestError
 from mqttbroker.admin.http_schemas import Schema
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.config.setting_kinds import Boolean, Choice, Integer, Kind, shown
 from topic_matcher.filters import is_valid_filter, is_valid_topic
 

@@ -16,6 +16,7 @@ from aiohttp import web
 from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, described
+from mqttbroker.admin.request_error import RequestError
 
 Handler = Callable[[web.Request, Principal], Awaitable[web.StreamResponse]]
 Schema = Mapping[str, Any]  # JSON Schema, as in OpenAPI 3.1
@@ -94,15 +95,6 @@ def error(
     if field:
         body["field"] = field
     return web.json_response(body, status=status, headers=headers, content_type=PROBLEM)
-
-
-class RequestError(Exception):
-    """A request that is refused: an HTTP status, one line, and the parameter or key that is wrong."""
-
-    def __init__(self, status: int, reason: str, field: str = "") -> None:
-        super().__init__(reason)
-        self.status = status
-        self.field = field
 
 
 async def read_body(request: web.Request, maximum: int) -> bytes:

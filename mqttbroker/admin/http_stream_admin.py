@@ -12,9 +12,10 @@ from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_operations import Call, route
 from mqttbroker.admin.http_parameters import Field, Filter, Word
-from mqttbroker.admin.http_routes import Answer, RequestError, Route
+from mqttbroker.admin.http_routes import Answer, Route
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, Schema, array, described, nullable, record
 from mqttbroker.admin.http_streams import StreamAccess
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.admin.stream_changes import StreamChanges, StreamRefused
 from mqttbroker.config.in_force import shown_value
 from mqttbroker.config.setting_kinds import (

@@ -22,8 +22,9 @@ from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
 from mqttbroker.admin.access import Principal, Right
-from mqttbroker.admin.http_routes import Answer, Parameter, RequestError, Route, error
+from mqttbroker.admin.http_routes import Answer, Parameter, Route, error
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, array, record
+from mqttbroker.admin.request_error import RequestError
 
 MAX_DOWNLOADS = 512  # stream files served at once; further requests get 503
 SLICE_BYTES = 8 * 1024 * 1024

@@ -15,7 +15,8 @@ from mqttbroker.admin.access import Principal, Right
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.http_gate import log_action
 from mqttbroker.admin.http_parameters import Field, Filter, Word, read_texts
-from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, RequestError, Route
+from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.config.setting_kinds import Boolean, Choice, Integer
 from mqttbroker.net.packet_log import PacketScanner
 from mqttbroker.net.pcap import FILE_HEADER

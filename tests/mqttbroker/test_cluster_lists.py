@@ -12,7 +12,7 @@ from mqttbroker.admin.access import VIEW, Principal, Right
 from mqttbroker.admin.http_api import BAN_KEY, CLIENT_FILTERS, EXACT_FILTER, NEW_BAN, OF_PROTOCOL
 from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call
 from mqttbroker.admin.http_parameters import Field
-from mqttbroker.admin.http_routes import RequestError
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.core.bans import Bans, BanTerms
 from mqttbroker.core.own_shard import shard_of
@@ -67,9 +67,7 @@ def cores() -> FakeCores:
 
 @pytest.fixture
 def lists(cores: FakeCores) -> ClusterLists:
-    found = ClusterLists(cores)
-    found.http_bans = Bans(BanTerms())
-    return found
+    return ClusterLists(cores, Bans(BanTerms()))
 
 
 async def all_clients(lists: ClusterLists, limit: int, **values: Any) -> tuple[list[str], list[int]]:

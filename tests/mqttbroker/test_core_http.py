@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mqttbroker.admin.access import VIEW, Principal
-from mqttbroker.admin.http_routes import RequestError
+from mqttbroker.admin.request_error import RequestError
 from mqttbroker.config.settings import Settings
 from mqttbroker.core_http import CoreAway, CoreHttp
 

@@ -9,6 +9,7 @@ from unittest.mock import AsyncMock
 
 import pytest
 from pyspark.sql import SparkSession
+from support.http_server import http_server
 from support.spark_session import START_US, message, spark
 from support.stream_reads import places, rows
 
@@ -18,7 +19,6 @@ from bridge_spark.source import http_client, http_storage
 from bridge_spark.source.storage import SegmentGone, StreamError, UnknownStream
 from mqttbroker.admin.access import AccessList, access_list
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.http import HttpServer
 from mqttbroker.config.settings import Consumers, Http, Settings
 from mqttbroker.core.policy import AllowAll
 
@@ -50,7 +50,7 @@ def lag(logs: StreamLogs) -> ConsumerLag:
 
 @pytest.fixture
 def broker_url(logs: StreamLogs, lag: ConsumerLag) -> Iterator[str]:
-    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access("s3cret"), consumers=lag)
+    server = http_server(logs, AsyncMock(), AsyncMock(), access("s3cret"), consumers=lag)
     server.start()
     yield f"http://127.0.0.1:{server.port}"
     server.stop()
@@ -94,7 +94,7 @@ def test_an_answer_that_is_no_manifest(broker_url: str, logs: StreamLogs, monkey
 
 def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.001)
-    server = HttpServer("127.0.0.1", 0, logs, AsyncMock(), AsyncMock(), access())
+    server = http_server(logs, AsyncMock(), AsyncMock(), access())
     server.start()
     found = MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
     reader = found.reader(found.schema())

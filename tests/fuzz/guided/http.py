@@ -10,12 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Optional
 
+from support.http_server import http_server
+
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from fuzz.guided.target import Target
 from fuzz.verdict import Finding
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.http import HttpServer
 from mqttbroker.config.settings import Consumers, Settings
 from mqttbroker.config.settings import Http as HttpSettings
 from mqttbroker.core.policy import AllowAll
@@ -66,7 +67,7 @@ class Http(Target):
         self.logs.committed()
         lag = ConsumerLag(self.logs, Consumers())
         access = access_list(Settings(http=HttpSettings(token=TOKEN)), AllowAll())
-        self.server = HttpServer("127.0.0.1", 0, self.logs, _metrics, _readiness, access, consumers=lag)
+        self.server = http_server(self.logs, _metrics, _readiness, access, consumers=lag)
         self.server.start()
         self.connection: Optional[socket.socket] = None
         self.file = b""

@@ -17,15 +17,14 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.http_server import http_server
 
 from bridge_spark.log.record_batch import iter_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.consumers import MAX_REPORT_BYTES
 from mqttbroker import __version__
-from mqttbroker.admin import http as server_module
-from mqttbroker.admin import http_routes, http_streams
+from mqttbroker.admin import http_application, http_routes, http_streams
 from mqttbroker.admin.access import access_list
-from mqttbroker.admin.http import HttpServer
 from mqttbroker.config.settings import Http, Settings
 from mqttbroker.core.policy import AllowAll
 from sessions.message import Message
@@ -59,7 +58,7 @@ class Service:
     def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
         self.reasons: List[str] = []
         access = access_list(Settings(http=Http(token=token)), AllowAll())
-        self.server = HttpServer("127.0.0.1", 0, logs, self.metrics, self.readiness, access)
+        self.server = http_server(logs, self.metrics, self.readiness, access)
         self.server.start()
 
     async def metrics(self) -> bytes:
@@ -249,7 +248,7 @@ def test_the_token(logs: StreamLogs) -> None:
 
 
 def test_start_raises_if_the_port_is_in_use(service: Service) -> None:
-    second = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness, OPEN)
+    second = http_server(None, service.metrics, service.readiness, OPEN, service.server.port)
     with pytest.raises(OSError):
         second.start()
     second.stop()
@@ -258,7 +257,7 @@ def test_start_raises_if_the_port_is_in_use(service: Service) -> None:
 def test_the_port_is_free_after_stop(logs: StreamLogs) -> None:
     service = Service(logs)
     service.server.stop()
-    again = HttpServer("127.0.0.1", service.server.port, None, service.metrics, service.readiness, OPEN)
+    again = http_server(None, service.metrics, service.readiness, OPEN, service.server.port)
     again.start()
     again.stop()
     again.stop()
@@ -409,7 +408,7 @@ def test_too_many_downloads_are_503(
 def test_stop_does_not_wait_for_a_stalled_reader(
     logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server_module, "STOP_TIMEOUT", 0.1)
+    monkeypatch.setattr(http_application, "STOP_TIMEOUT", 0.1)
     service = Service(logs)
     large(logs)
     client = stalled(service)
@@ -478,6 +477,6 @@ def test_token_is_read_from_its_file(start_broker: Callable[..., BrokerProcess],
 def test_counts_of_refused_requests_are_no_defects() -> None:
     text = "event=refusals_repeated address=%s count=%d"
     record = logging.LogRecord("mqttbroker.admin.http.requests", logging.INFO, "", 0, text, ("x", 7), None)
-    assert server_module._log_as_event(record) and record.getMessage() == "event=refusals_repeated address=x count=7"
+    assert http_application._log_as_event(record) and record.getMessage() == "event=refusals_repeated address=x count=7"
     other = logging.LogRecord("mqttbroker.admin.http.requests", logging.ERROR, "", 0, "Unhandled exception", (), None)
-    assert server_module._log_as_event(other) and "event=defect in=http" in other.getMessage()
+    assert http_application._log_as_event(other) and "event=defect in=http" in other.getMessage()
