@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 # "MQTB": identifies the broker's database among SQLite files.
 APPLICATION_ID = 0x4D515442
 MIGRATION_SET = "sessions"
+# What `MIGRATIONS` make of an empty database, as a script: loading sqlite-utils takes a third of the start of a broker.
+NEWEST = Path(__file__).with_name("newest_schema.sql")
 # The first version with UPDATE ... FROM.
 OLDEST_SQLITE = (3, 33, 0)
 
@@ -163,6 +165,9 @@ def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migr
         )
     if version == len(migrations):
         return
+    if not tables and migrations is MIGRATIONS:
+        _create_newest(connection)
+        return
     backup = f"{path}.v{version}.backup" if tables else ""
     if backup:
         _back_up(connection, backup)
@@ -177,6 +182,15 @@ def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migr
         connection.execute(f"PRAGMA user_version = {len(migrations)}")
     if backup:
         logger.info("event=store_migrated from=%d to=%d backup=%s", version, len(migrations), backup)
+
+
+def _create_newest(connection: sqlite3.Connection) -> None:
+    try:
+        connection.executescript(NEWEST.read_text(encoding="utf-8"))
+    except BaseException:
+        if connection.in_transaction:
+            connection.rollback()
+        raise
 
 
 def _import_sqlite_utils() -> ModuleType:

@@ -13,13 +13,16 @@ from typing import Iterator
 import pytest
 from sqlite_utils import Database
 from support.broker_process import BrokerProcess
+from support.newest_schema import migrated, newest_schema
 from support.paths import VECTORS
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
+from sessions.store import schema
 from sessions.store.interface import StoreError
 from sessions.store.schema import APPLICATION_ID, MIGRATIONS, prepare
+from sessions.store.schema import NEWEST as NEWEST_SCRIPT
 
 NEWEST = len(MIGRATIONS)
 
@@ -193,11 +196,39 @@ def test_a_foreign_database_is_refused(connection: sqlite3.Connection, path: Pat
     assert connection.execute("SELECT name FROM sqlite_master").fetchall() == [("songs",)]
 
 
-def test_a_new_database_does_not_load_pandas(path: Path) -> None:
+def test_a_migration_does_not_load_pandas_and_a_new_database_not_even_sqlite_utils(path: Path) -> None:
     program = (
-        "import sqlite3, sys; from sessions.store.schema import prepare;"
+        "import sqlite3, sys; from sessions.store.schema import MIGRATIONS, prepare;"
         "prepare(sqlite3.connect(sys.argv[1], isolation_level=None), sys.argv[1]);"
+        "print('sqlite_utils' in sys.modules);"
+        "prepare(sqlite3.connect(':memory:', isolation_level=None), '', MIGRATIONS[:1]);"
         "print('sqlite_utils' in sys.modules, [name for name in ('numpy', 'pandas') if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
-    assert done.stdout.split(maxsplit=1) == ["True", "[]\n"]
+    assert done.stdout.splitlines() == ["False", "True []"]
+
+
+def test_the_script_of_the_newest_schema_makes_what_the_migrations_make(connection: sqlite3.Connection, path: Path) -> None:
+    prepare(connection, str(path))
+    assert NEWEST_SCRIPT.read_text(encoding="utf-8") == newest_schema()
+    with closing(migrated()) as other:
+        for query in (
+            "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name",
+            "SELECT id, migration_set, name, length(applied_at), applied_at LIKE '20__-__-__ __:__:__.______+00:00'"
+            " FROM _sqlite_migrations ORDER BY id",
+            "PRAGMA application_id",
+            "PRAGMA user_version",
+        ):
+            assert connection.execute(query).fetchall() == other.execute(query).fetchall()
+
+
+def test_a_new_database_that_cannot_be_made_is_left_empty(
+    connection: sqlite3.Connection, path: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.sql"
+    script.write_text(NEWEST_SCRIPT.read_text(encoding="utf-8").replace("PRAGMA user_version", "no PRAGMA user_version"))
+    monkeypatch.setattr(schema, "NEWEST", script)
+    with pytest.raises(sqlite3.OperationalError, match="syntax error"):
+        prepare(connection, str(path))
+    assert not connection.in_transaction
+    assert connection.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
