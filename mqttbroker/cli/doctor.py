@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
 from mqttbroker import build_kind
-from mqttbroker.admin.repair import in_use
 from mqttbroker.cli.tables import cell, print_json
 from mqttbroker.config.in_force import SECRETS, flatten
 from mqttbroker.config.load import ConfigError, load_settings
@@ -172,6 +171,8 @@ def _port(name: str, host: str, port: int, running: bool) -> Finding:
 
 def broker_runs(data_dir: Path) -> bool:
     """Whether a broker holds the lock of the data directory; false if it cannot be looked at."""
+    from mqttbroker.admin.repair import in_use
+
     try:
         return in_use(data_dir)
     except OSError:

@@ -16,8 +16,6 @@ from types import MappingProxyType
 from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, import_command, import_store_command
-from mqttbroker.cli.store_commands import COMMANDS, add_parsers, run
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
 
@@ -46,14 +44,16 @@ _OWN_PARSERS = {
 }
 
 
-def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
-    """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
+def _parser() -> tuple[argparse.ArgumentParser, Any]:
+    """The parser of the command without its commands, and what takes these."""
     parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
                      allow_abbrev=False)
     version = f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})"
     parser.add_argument("--version", action="version", version=version)
-    commands: Any = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    return parser, parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
+
+def _add_serve(commands: Any) -> None:
     serve = commands.add_parser("serve", help="run the broker", allow_abbrev=False)
     serve.add_argument("--config", metavar="FILE", type=Path, help="TOML file (conf/mqttbroker.toml shows every key)")
     for flag in FLAGS:
@@ -64,6 +64,14 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
             serve.add_argument(flag, dest=flag, metavar=metavar, help=text)
     serve.add_argument("--print-config", action="store_true", help="print the configuration in force, and start no broker")
 
+
+def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
+    """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
+    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, import_command, import_store_command
+    from mqttbroker.cli.store_commands import add_parsers
+
+    parser, commands = _parser()
+    _add_serve(commands)
     check = commands.add_parser("check-config", help="name the problems of a configuration")
     check.add_argument("file", metavar="FILE", type=Path)
     check.add_argument("--print-config", action="store_true", help="print the configuration in force, as TOML")
@@ -124,32 +132,42 @@ def _run(words: List[str]) -> int:
         return (mqtt_commands.pub if words[0] == "pub" else mqtt_commands.sub)(words[1:])
     if words[:1] == ["top"]:
         return _top(words[1:])
+    try:
+        if words[:1] in (["serve"], ["--version"]):
+            parser, commands = _parser()
+            _add_serve(commands)
+            return _serve(parser.parse_args(words))
+        return _run_other(words)
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 2
+
+
+def _run_other(words: List[str]) -> int:
+    """Run a command whose parser takes longer to load than the broker has time to start."""
+    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, import_command, import_store_command
+    from mqttbroker.cli.store_commands import COMMANDS, run
+
     options = command_parser().parse_args(api_commands.with_action(words))
     if options.command == "completion":
         return _completion(options.shell)
     if options.command == "passwd":
         return _passwd(options.file, options.user, options.delete, options.scram)
-    try:
-        if options.command == "check-config":
-            return _check_config(options.file, options.print_config)
-        if options.command in COMMANDS:
-            return run(options)
-        if options.command == "doctor":
-            return doctor.run(options)
-        if options.command == "consumers":
-            return consumers_command.run(options)
-        if hasattr(options, "api_command"):
-            return api_commands.run(options)
-        if options.command == import_command.COMMAND:
-            return import_command.run(options)
-        if options.command == import_store_command.COMMAND:
-            return import_store_command.run(options)
-        if options.command == export_store_command.COMMAND:
-            return export_store_command.run(options)
-        return _serve(options)
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 2
+    if options.command == "check-config":
+        return _check_config(options.file, options.print_config)
+    if options.command in COMMANDS:
+        return run(options)
+    if options.command == "doctor":
+        return doctor.run(options)
+    if options.command == "consumers":
+        return consumers_command.run(options)
+    if options.command == import_command.COMMAND:
+        return import_command.run(options)
+    if options.command == import_store_command.COMMAND:
+        return import_store_command.run(options)
+    if options.command == export_store_command.COMMAND:
+        return export_store_command.run(options)
+    return api_commands.run(options)
 
 
 def _check_config(file: Path, print_config: bool) -> int:
