@@ -30,7 +30,6 @@ from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind, startup
 from mqttbroker.admin.access import access_list, streams_open
 from mqttbroker.admin.alarms import Alarms
-from mqttbroker.admin.backup import back_up
 from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
@@ -446,6 +445,7 @@ class Server:
 
     def _operations(self) -> Operations:
         """The operations of the HTTP API."""
+        from mqttbroker.admin.backup import back_up
         from mqttbroker.admin.http_api import Operations
 
         backup_dir = self.settings.http.backup_dir

@@ -15,7 +15,6 @@ from mqttbroker.bridges.relay import Relay
 from mqttbroker.bridges.relay_terms import Counts, LocalState, RelayError, RelayTerms
 from mqttbroker.bridges.remote_sessions import RemoteSessions
 from mqttbroker.bridges.remotes import TlsTerms, answers, connect, reason_of
-from mqttbroker.bridges.websocket import WebSocketClient
 from mqttbroker.config import settings as config
 from mqttbroker.config.remote_address import Address, parse_address
 from mqttbroker.core.broker import Broker
@@ -247,6 +246,8 @@ class Bridge:
         )
         protocol: Any = link
         if address.websocket:
+            from mqttbroker.bridges.websocket import WebSocketClient
+
             protocol = WebSocketClient(link, address, self._context.max_packet_size(), settings.connect_timeout)
         tls = TlsTerms(
             settings.cafile,

@@ -14,23 +14,25 @@ import stat
 import uuid
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import Any, Awaitable, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Awaitable, Callable, List, Optional, Tuple
 
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener
 from mqttbroker.core.connection import Connection
 from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
+from mqttbroker.net.file_version import file_version
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
 from mqttbroker.net.packet_log import log as packet_log
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
-from mqttbroker.net.revocation import RevocationLists, RevokedCertificates, file_version
 from mqttbroker.net.tls import ListenerContext, server_context
-from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from mqttbroker.net.worker_setup import ListenerSetup
+
+if TYPE_CHECKING:
+    from mqttbroker.net.revocation import RevocationLists, RevokedCertificates
 
 log = logging.getLogger("mqttbroker.network")
 
@@ -305,6 +307,8 @@ class OpenListener:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire, receiver = self.new_wire(peer)
         if self._endpoint.websocket:
+            from mqttbroker.net.websocket import WebSocket
+
             terms = self.listener_policy.terms
             max_connect_size = self.scheduler.broker.terms.max_connect_size
             return WebSocket(wire, self.listener.origins, terms.max_packet_size, max_connect_size, receiver)

@@ -16,6 +16,8 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.x509.oid import NameOID
 
+from mqttbroker.net.verified_chain import verified_chain
+
 _PEM = re.compile(rb"-----BEGIN X509 CRL-----.*?-----END X509 CRL-----", re.DOTALL)
 
 
@@ -82,25 +84,6 @@ class RevokedCertificates:
     def _includes(self, certificate: bytes) -> bool:
         found = x509.load_der_x509_certificate(certificate)
         return found.serial_number in self._serials.get(found.issuer.public_bytes(), frozenset())
-
-
-def verified_chain(ssl_object: Any) -> list[bytes]:
-    """The client's certificate and those of its authorities, in DER; empty without one, and in a resumed session."""
-    if hasattr(ssl_object, "get_verified_chain"):  # Python 3.13
-        return list(ssl_object.get_verified_chain())
-    return [one.public_bytes(_ENCODING_DER) for one in ssl_object._sslobj.get_verified_chain() or ()]
-
-
-_ENCODING_DER = 2  # `_ssl.ENCODING_DER`
-
-
-def file_version(path: Path) -> Optional[tuple[int, int, int]]:
-    """Changes with the contents of a file; None if it cannot be read."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def authorities_of(context: ssl.SSLContext) -> list[x509.Certificate]:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import ssl
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional, Union
-
-from cryptography import x509
+from typing import TYPE_CHECKING, Any, Optional, Union
 
 from mqttbroker.config.settings import Http, Listener
-from mqttbroker.net.revocation import RevocationLists, authorities_of
 from mqttbroker.net.tls_alert import AlertContext
+
+if TYPE_CHECKING:
+    from mqttbroker.net.revocation import RevocationLists
 
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
 _MODES = {
@@ -80,6 +80,8 @@ def _verify_clients(context: ListenerContext, settings: Union[Listener, Http]) -
     if settings.cafile is not None:
         _load_authorities(context, "cafile", settings.cafile)
     if settings.crlfile is not None:
+        from mqttbroker.net.revocation import RevocationLists, authorities_of
+
         context.revocations = RevocationLists(settings.crlfile, authorities_of(context))
         _load_authorities(context, "crlfile", settings.crlfile)
         whole = context.revocations.whole_chain
@@ -95,6 +97,8 @@ def _prepare(context: ListenerContext, certfile: Path, keyfile: Path, oldest: st
 
 def _expiry(certfile: Path) -> Optional[datetime]:
     """When the first certificate of a chain expires; None if only OpenSSL can read one of them."""
+    from cryptography import x509  # 8 MB, which a broker without TLS does not need
+
     try:
         return min(one.not_valid_after_utc for one in x509.load_pem_x509_certificates(certfile.read_bytes()))
     except (OSError, ValueError):

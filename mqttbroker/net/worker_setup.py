@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Optional, TypeVar
 from mqttbroker.config.settings import Listener, Log
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import LinkError
-from mqttbroker.net.revocation import verified_chain
+from mqttbroker.net.verified_chain import verified_chain
 
 T = TypeVar("T")
 

@@ -340,7 +340,9 @@ def test_a_stalled_reader_is_disconnected(
 
 
 def test_a_client_that_reads_no_answers_is_disconnected(service: Service) -> None:
-    service.server._connections.idle_timeout = 0.1
+    assert service.get("/livez")[0] == 200
+    assert service.server._application is not None
+    service.server._application._connections.idle_timeout = 0.1
     with socket.socket() as client:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         client.connect(("127.0.0.1", service.server.port))

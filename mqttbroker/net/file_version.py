@@ -1,0 +1,15 @@
+"""Whether a file has other contents than before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Optional
+
+
+def file_version(path: Path) -> Optional[tuple[int, int, int]]:
+    """Changes with the contents of a file; None if it cannot be read."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns
