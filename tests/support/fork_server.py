@@ -5,6 +5,7 @@ Run as a script with a descriptor: a socket with a request per packet, and with 
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -12,11 +13,15 @@ import signal
 import socket
 import sys
 
-import sqlite_utils  # noqa: F401  # imported by `serve` when it opens its database
 from setproctitle import setproctitle
 
-import mqttbroker.server  # noqa: F401
 from mqttbroker.cli.main import main
+
+# What ``serve`` imports when it starts, and what it imports later if it is used.
+for module in ("server", "admin.http_application", "admin.http_api", "admin.http_accounts", "admin.http_alarms", "admin.http_bridges",
+               "admin.http_dashboard", "admin.http_groups", "admin.http_history", "admin.http_stream_admin", "admin.http_trace",
+               "admin.metrics_text", "net.revocation", "net.websocket"):
+    importlib.import_module(f"mqttbroker.{module}")
 
 MAX_REQUEST = 1 << 20  # bytes
 
