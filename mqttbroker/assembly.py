@@ -33,7 +33,7 @@ from sessions.journal import Journal
 from sessions.producers import Producers
 from sessions.registry import Registry
 from sessions.retained import message_from_row
-from sessions.session import NEVER, Subscription
+from sessions.session import AWAITS_RETAINED, NEVER, Subscription
 from sessions.store.interface import Recovered
 
 T = TypeVar("T")
@@ -219,14 +219,14 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     A session that was connected at a crash counts as disconnected at ``now``, in Unix seconds.
     """
     registry = broker.registry
-    reader = PermissionsReader()
+    permissions_reader = PermissionsReader()
     for row in _consumed(recovered.sessions):
         session = registry.load(row.session_id, row.client_id)
         session.version = row.version
         session.set_username(row.username)
         session.rules = row.rules
         if row.permissions is not None:
-            permissions = _stored_permissions(reader, row.permissions)
+            permissions = _stored_permissions(permissions_reader, row.permissions)
             session.set_permissions(permissions, permissions.size)
         session.expiry_interval = row.expiry_interval
         session.disconnected_at = now if row.disconnected_at is None else row.disconnected_at
@@ -237,17 +237,18 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     registry.client_ids.sort()
     for queue in _consumed(recovered.queues):
         registry.by_id[queue.session_id].queue.count_stored(queue.entries, queue.size, queue.last_seq)
-    for subscription in _consumed(recovered.subscriptions):
-        session = registry.by_id[subscription.session_id]
-        broker.subscriptions.load(
-            Subscription(session, subscription.topic_filter, subscription.options, subscription.subscription_id)
-        )
+    for stored in _consumed(recovered.subscriptions):
+        session = registry.by_id[stored.session_id]
+        subscription = Subscription(session, stored.topic_filter, stored.options, stored.subscription_id)
+        broker.subscriptions.load(subscription)
+        if subscription.options & AWAITS_RETAINED:
+            session.add_pending_retained([subscription])
     for retained in _consumed(recovered.retained):
         broker.retained.load(message_from_row(retained))
     for known in _consumed(recovered.producers):
         broker.deduplication.load(known)
-    for stored in _consumed(recovered.readers):
-        broker.stored_readers.load(stored)
+    for reader in _consumed(recovered.readers):
+        broker.stored_readers.load(reader)
     for offsets in _consumed(recovered.offsets):
         broker.stored_readers.load_offsets(offsets)
     broker.users.terms_changed()

@@ -94,6 +94,9 @@ class Gate:
 # The gate of entries whose message is in the log of another shard already.
 IN_ANOTHER_LOG: Final = Gate()
 
+# The gate of entries that nobody waits for and nobody sends again: a failed commit does not refuse them.
+NOT_SENT_AGAIN: Final = Gate()
+
 
 # Not traced by the garbage collector: ending a session removes its entries.
 @mypyc_attr(acyclic=True)
@@ -630,7 +633,8 @@ class Journal:
         """The batch with the writer was rolled back.
 
         New entries are refused: their gates fail. Everything else goes into the gathering batch, unless a newer
-        operation on the same key is there. Entries of messages that nobody sends again are kept in a batch with marks.
+        operation on the same key is there. Entries of messages that nobody sends again are kept; in a batch with marks, all
+        without a publisher are.
         """
         batch = self._writing
         assert batch is not None
@@ -649,7 +653,7 @@ class Journal:
         for entry in written:
             gate = entry.gate
             if entry.disk == STORED:
-                if batch.marks and (gate is None or gate is IN_ANOTHER_LOG):
+                if gate is NOT_SENT_AGAIN or (batch.marks and (gate is None or gate is IN_ANOTHER_LOG)):
                     kept.append(entry)
                     continue
                 refused.append(entry)

@@ -36,7 +36,7 @@ from sessions.message_queue import MessageQueue
 from sessions.paging import Paging
 from sessions.readers.in_flight import InFlightOwner, StreamInFlight
 from sessions.room import RoomUser
-from sessions.rows import PageRow
+from sessions.rows import PageRow, SubscriptionRow
 from sessions.will import SessionWill
 from sessions.window import InFlight, InFlightWindow, SharedInFlight, phase_of
 from topic_matcher.filters import text_bytes
@@ -46,6 +46,9 @@ NEVER: Final = 0xFFFFFFFF  # a session expiry interval without end [MQTT-3.1.2.1
 # Subscription options, as on the wire [MQTT-3.8.3.1].
 NO_LOCAL: Final = 0x04
 RETAIN_AS_PUBLISHED: Final = 0x08
+
+# A bit that only the store and the broker know: retained messages of the subscription are still to be sent.
+AWAITS_RETAINED: Final = 0x100
 
 # Outcomes of an acknowledgement.
 UNKNOWN: Final = 0  # the packet id is not in use
@@ -71,7 +74,7 @@ def _text_memory(text: Optional[str]) -> int:
 
 
 class Subscription:
-    """A session's subscription to a filter; ``options`` is the byte on the wire."""
+    """A session's subscription to a filter; ``options`` is the byte on the wire, and `AWAITS_RETAINED`."""
 
     def __init__(
         self, session: "Session", topic_filter: str, options: int, identifier: int
@@ -81,6 +84,10 @@ class Subscription:
         self.options = options
         self.identifier = identifier
         self.qos = options & 3
+
+    def row(self) -> SubscriptionRow:
+        """The row of a persistent session's subscription."""
+        return SubscriptionRow(self.session.id, self.topic_filter, self.qos, self.options, self.identifier)
 
 
 _NO_SUBSCRIPTIONS: Final[Deque[Subscription]] = deque(maxlen=0)  # always empty, and shared: a deque takes 600 bytes
@@ -135,9 +142,15 @@ class Session(DeliveryOwner):
 
     def retained_sent(self) -> None:
         """The retained messages of the first subscription in `pending_retained` were sent, or need not be."""
-        self.pending_retained.popleft()
+        sent = self.pending_retained.popleft()
         if not self.pending_retained:
             self.pending_retained = _NO_SUBSCRIPTIONS
+        subscription = self.subscriptions.get(sent.topic_filter)
+        if subscription is not None and subscription.options & AWAITS_RETAINED:
+            # The client may have subscribed to the filter again, with or without another replay.
+            if subscription is sent or subscription not in self.pending_retained:
+                subscription.options &= ~AWAITS_RETAINED
+                self.context.journal.save_subscription(subscription.row())
 
     def set_will(self, will: Optional[SessionWill]) -> None:
         """Set or delete the will."""

@@ -16,6 +16,7 @@ from mqttbroker.core.connection import Connection
 from mqttbroker.core.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.policy import Rules
 from sessions.counters import Counters
+from sessions.journal import NOT_SENT_AGAIN
 from sessions.message import Message
 from sessions.retained import Retained, RetainedScan
 from sessions.session import Session, Subscription
@@ -25,6 +26,8 @@ from sessions.session import Session, Subscription
 BUSY_BUDGET: Final = 100
 IDLE_BUDGET: Final = 800
 IDLE_AFTER: Final = 64  # iterations without a packet from any client
+
+LOOKED_AT: Final = 8  # topics and levels, to see whether anything matches a filter
 
 MAX_QUEUED: Final = 200  # messages in a session's queue that pause its replay
 
@@ -72,6 +75,10 @@ class ReplaySources:
     def open(self, topic_filter: str) -> ReplaySource:
         """The messages that match a valid filter without ``$share``."""
 
+    def may_match(self, topic_filter: str, now: int) -> bool:
+        """False only if it is clear at once that there is no such message at ``now`` (µs since the Unix epoch)."""
+        return True
+
     def tick(self) -> None:
         """Called about once a second."""
 
@@ -106,6 +113,10 @@ class RetainedSources(ReplaySources):
 
     def open(self, topic_filter: str) -> ReplaySource:
         return RetainedSource(self._retained, self._retained.scan(topic_filter))
+
+    def may_match(self, topic_filter: str, now: int) -> bool:
+        scan = self._retained.scan(topic_filter)
+        return bool(scan.read(LOOKED_AT, now)) or not scan.done
 
 
 class Replays:
@@ -175,8 +186,8 @@ class Replays:
 class Replay:
     """The messages of the past that one session's new subscriptions are to be sent (section 3.3.1.3).
 
-    A subscription leaves ``session.pending_retained`` after its last message was sent; if the client reconnects before
-    that, its source is read again from the beginning.
+    A subscription leaves ``session.pending_retained`` after its last message was sent, or queued if the session is
+    stored; if the client reconnects or the broker restarts before that, its source is read again from the beginning.
     """
 
     def __init__(
@@ -305,6 +316,6 @@ class Replay:
         if connection.send_unpersisted(outgoing, qos, True, subscription_id):
             return
         # The store counts the queue entries of a message, so this delivery gets its own.
-        entry = self.session.offer(message.copy(), qos, True, subscription_id, None)
+        entry = self.session.offer(message.copy(), qos, True, subscription_id, NOT_SENT_AGAIN)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)

@@ -42,8 +42,14 @@ from mqttbroker.core.terms import BrokerTerms
 from mqttbroker.core.turns import LongWork, Turns
 from sessions.context import SessionContext
 from sessions.journal import Journal
-from sessions.rows import SubscriptionRow
-from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED, Session, Subscription, shard_of_core
+from sessions.session import (
+    AWAITS_RETAINED,
+    NO_LOCAL,
+    RETAIN_AS_PUBLISHED,
+    Session,
+    Subscription,
+    shard_of_core,
+)
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
 
 log = logging.getLogger("mqttbroker")
@@ -201,13 +207,17 @@ class Subscriptions:
             options |= RETAIN_AS_PUBLISHED if shared is not None else RETAIN_AS_PUBLISHED | NO_LOCAL
         subscription = Subscription(session, full_filter, options, identifier)
         self.load(subscription)
+        if old is not None:
+            subscription.options |= old.options & AWAITS_RETAINED  # an earlier replay of the filter goes on
         if stream_plan is not None:
             self.streams.open(session, subscription, stream_plan)
         elif shared is None and (request.retain_handling == 0 or (request.retain_handling == 1 and old is None)):
             replay.append(subscription)
+            # If nothing matches, there need be no second change of the row.
+            if session.id != 0 and self.replays.sources.may_match(topic_filter, self.context.clock.now):
+                subscription.options |= AWAITS_RETAINED
         if session.id != 0:
-            row = SubscriptionRow(session.id, full_filter, request.qos, options, identifier)
-            self.journal.save_subscription(row)
+            self.journal.save_subscription(subscription.row())
         return subscription.qos
 
     def _log_denial(self, connection: Connection, session: Session, full_filter: str) -> None:
@@ -329,6 +339,7 @@ class _FilterPacket(LongWork):
         end: int = min(self._count, start + 1 + budget // PART_FILTER_WORK)
         if self.connection.closed:  # it waits for no answer
             self._done = True
+            self.abandoned()
             return 1
         while len(codes) < end:
             codes.append(self.handle(len(codes)))
@@ -346,6 +357,9 @@ class _FilterPacket(LongWork):
     @abstractmethod
     def finish(self) -> None:
         """Send the acknowledgement."""
+
+    def abandoned(self) -> None:
+        """The connection is closed before all filters are handled; those that are stay in the session."""
 
 
 class _Subscribing(_FilterPacket):
@@ -375,6 +389,9 @@ class _Subscribing(_FilterPacket):
             gate.on_sent = partial(self.owner.replays.begin, connection)
         self.owner.answer(connection, self.session, gate)
 
+    def abandoned(self) -> None:
+        if self._replay and not self.session.ended:
+            self.session.add_pending_retained(self._replay)
 
     def _suback(self, codes: List[int]) -> bytes:
         """The SUBACK, with its properties if the client wants them and they fit [MQTT-3.1.2-29] [MQTT-3.9.2-1]."""

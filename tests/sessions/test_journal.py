@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from sessions.journal import GONE, MESSAGE_OVERHEAD, PENDING, ROW_OVERHEAD, STORED, Entry, Gate, Journal
+from sessions.journal import (
+    GONE,
+    MESSAGE_OVERHEAD,
+    NOT_SENT_AGAIN,
+    PENDING,
+    ROW_OVERHEAD,
+    STORED,
+    Entry,
+    Gate,
+    Journal,
+)
 from sessions.message import Message
 from sessions.readers.partition_offsets import RESERVED, PartitionOffsets
 from sessions.rows import OffsetsRow, ReaderRow, SessionRow, SubscriptionRow, received_key
@@ -187,6 +197,20 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     assert write_set.deleted_received == [received_key(1, 10)] and write_set.deleted_sessions == [9]
     assert not write_set.retained and write_set.deleted_retained == ["x"]
     assert len(write_set.pages) == 1
+
+
+def test_a_failed_batch_keeps_entries_that_nobody_sends_again() -> None:
+    journal = Journal(True)
+    refused, kept = entry(journal, message(), 1, Gate()), entry(journal, message(), 1, NOT_SENT_AGAIN)
+    done = entry(journal, message(), 1, NOT_SENT_AGAIN)
+    journal.close_batch()
+    journal.remove_entry(done)
+    later = entry(journal, message())
+    journal.failed()
+    assert [one.disk for one in (refused, kept, done, later)] == [GONE, PENDING, GONE, PENDING]
+    assert [row[1] for row in journal.close_batch().entries] == [kept.seq, later.seq]
+    journal.committed()
+    assert journal.size == 0 and NOT_SENT_AGAIN.pending == 0
 
 
 def test_an_entry_acknowledged_before_the_failure_is_not_refused() -> None:

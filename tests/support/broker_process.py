@@ -138,6 +138,13 @@ class BrokerProcess:
         self._end(signal.SIGKILL if kill else signal.SIGTERM)
         return self.start()
 
+    def restart_in_place(self) -> BrokerProcess:
+        """Send SIGUSR2, and wait until the new program listens, on other ports unless they were given."""
+        self._first_line = len(self.lines)
+        os.kill(self.pid, signal.SIGUSR2)
+        self.wait_for_log("event=started", START_SECONDS, self._first_line)
+        return self.started()
+
     def close(self) -> None:
         """End it and remove its files; raises AssertionError if it had ended by itself or logged a traceback."""
         try:

@@ -33,6 +33,7 @@ from sessions.rows import (
     received_key,
     received_row,
 )
+from sessions.session import AWAITS_RETAINED
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
@@ -157,7 +158,8 @@ class Changes:
 
     def _subscribe(self, made: WriteSet) -> None:
         for session_id in self._some(self._sessions(made)):
-            row = SubscriptionRow(session_id, f"a/{self.chance.randrange(3)}", self.chance.randrange(3), 0, 0)
+            options = self.chance.choice((0, AWAITS_RETAINED))
+            row = SubscriptionRow(session_id, f"a/{self.chance.randrange(3)}", self.chance.randrange(3), options, 0)
             key = (session_id, row.topic_filter)
             if key not in [(other.session_id, other.topic_filter) for other in made.subscriptions]:
                 made.subscriptions.append(row)

@@ -16,7 +16,7 @@ from mqttbroker.codec.packets import Puback, Publish, Pubrec, Suback, Subscribe,
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.core_link import LinkHandler, LinkReceiver, open_link
 from sessions.message import Message
-from sessions.session import Session
+from sessions.session import AWAITS_RETAINED, Session
 from topic_matcher.filters import matches
 
 
@@ -490,3 +490,31 @@ def test_a_core_answers_a_bounded_number_of_requests_of_another_one(cores: Shard
     cores.advance(2 * retained_pages.ANSWER_WITHIN)
     cores.settle()
     assert not cores[0].messages._pages._answers
+
+
+def test_the_next_core_of_a_shard_continues_a_replay(tmp_path: Path) -> None:
+    properties = Properties()
+    properties.session_expiry_interval = 3600
+    with ShardCores(tmp_path, max_inflight=5, max_queued_messages=10) as cores:
+        topics = {cores.topic(shard, f"k/{number}/") for number in range(20) for shard in range(3)}
+        cores[1].connect("p").send(*(Publish(topic, b"x", 1, True, False, 1 + n) for n, topic in enumerate(topics)))
+        cores.settle()
+        client = cores[0].connect("c", clean_start=False, properties=properties)
+        client.send(Subscribe(1, [Subscription("k/#", 1)]))
+        while not (packets := client.arrived()):
+            cores[0].commit()
+        assert isinstance(packets[0], Suback)
+        found = {packet.topic for packet in packets[1:]}
+        assert len(found) < len(topics)
+        cores.kill(0)
+        client = cores[0].connect("c", clean_start=False, properties=properties)
+        assert client.connack.session_present
+        while len(found) < len(topics):
+            cores.settle()
+            packets = client.arrived()
+            assert packets
+            found |= {packet.topic for packet in packets}
+            client.send(*(Puback(packet.packet_id) for packet in packets))
+        assert found == topics
+        cores.settle()
+        assert not cores[0].broker.registry.sessions["c"].subscriptions["k/#"].options & AWAITS_RETAINED

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from support.core import Core, CoreClient
 
-from mqttbroker.codec.packets import Pingreq, Publish, Suback, Subscribe, Subscription
+from mqttbroker.codec.packets import (
+    Pingreq,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+    Unsuback,
+    Unsubscribe,
+)
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.replay import BUSY_BUDGET, IDLE_AFTER, IDLE_BUDGET, Replay, ReplaySource, ReplaySources
 from sessions.message import Message
+from sessions.session import AWAITS_RETAINED
 from sessions.session import Subscription as SessionSubscription
 
 
@@ -203,3 +219,132 @@ def test_replaced_messages_are_not_kept_for_a_client_that_does_not_read(tmp_path
         iterations.talker.send(*(Publish(topic, b"new", 0, True) for topic in waiting[:10]))
         core.broker.replays.sweep(1000)
         assert sorted(message.topic for message in replay._unsent) == waiting[10:]
+
+
+# --- persistent sessions ------------------------------------------------------------------------------------------
+
+KEPT = [f"k/{number:02}" for number in range(40)]
+
+
+class LastingClient:
+    """A client with a persistent session, which has one message in flight, at a broker that retains `KEPT`."""
+
+    def __init__(self, core: Core, version: int) -> None:
+        self.core = core
+        self.version = version
+        core.connect("publisher").send(*(Publish(topic, b"x", 2, True, False, 1 + at) for at, topic in enumerate(KEPT)))
+        self.connect()
+
+    def connect(self) -> None:
+        properties = Properties()
+        if self.version == 5:
+            properties.session_expiry_interval = 3600
+        self.client = self.core.connect("c", self.version, clean_start=False, properties=properties)
+
+    def subscribe(self, topic_filter: str, qos: int = 1, retain_handling: int = 0) -> None:
+        self.client.send(Subscribe(9, [Subscription(topic_filter, qos | retain_handling << 4)]))
+        self.client.expect(Suback)
+
+    def take(self, most: int = 1000) -> set[str]:
+        """The topics of the messages that come, which are acknowledged in at most so many steps."""
+        topics: set[str] = set()
+        for _ in range(most):
+            packets = self.client.arrived()
+            if not packets:
+                break
+            for packet in packets:
+                if isinstance(packet, Pubrel):
+                    self.client.send(Pubcomp(packet.packet_id))
+                    continue
+                assert isinstance(packet, Publish) and packet.retain
+                topics.add(packet.topic)
+                if packet.qos:
+                    self.client.send(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
+        return topics
+
+    def restart(self) -> dict[str, bool]:
+        """Connect after a kill; returns the filters of the stored subscriptions, and whether they await retained messages."""
+        self.core.kill()
+        with closing(sqlite3.connect(self.core.directory / "core.db")) as database:
+            rows = database.execute("SELECT topic_filter, options FROM subscriptions").fetchall()
+        self.connect()
+        return {topic_filter: options & AWAITS_RETAINED != 0 for topic_filter, options in rows}
+
+
+@pytest.fixture(params=[4, 5])
+def lasting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LastingClient]:
+    with Core(tmp_path, max_inflight=1, max_queued_messages=5) as core:
+        yield LastingClient(core, request.param)
+
+
+@pytest.mark.parametrize("qos", [1, 2])
+def test_a_replay_of_a_persistent_session_continues_after_a_kill(lasting: LastingClient, qos: int) -> None:
+    lasting.subscribe("k/#", qos)
+    before = lasting.take(10)
+    assert before
+    assert lasting.restart() == {"k/#": True}
+    assert before | lasting.take() == set(KEPT)
+    assert lasting.restart() == {"k/#": False}
+    assert lasting.take() == set()
+
+
+def test_a_replay_that_has_ended_is_not_repeated(lasting: LastingClient) -> None:
+    lasting.subscribe("k/#", 0)
+    assert lasting.take() == set(KEPT)
+    assert lasting.restart() == {"k/#": False}
+    assert lasting.take() == set()
+
+
+def test_a_subscription_without_retained_messages_is_stored_once(lasting: LastingClient) -> None:
+    lasting.core.eager = False
+    lasting.client.send(Subscribe(9, [Subscription("other/#", 1)]))
+    assert lasting.core.commit() and lasting.client.expect(Suback)
+    lasting.core.broker.replays.step()
+    assert not lasting.core.broker.journal.has_pending
+
+
+def test_a_subscribe_that_is_not_committed_has_no_replay(lasting: LastingClient) -> None:
+    lasting.core.eager = False
+    lasting.client.send(Subscribe(9, [Subscription("k/#", 1)]))
+    lasting.core.eager = True
+    assert lasting.restart() == {}
+    assert lasting.take() == set()
+
+
+def test_a_replay_ends_with_its_subscription(lasting: LastingClient) -> None:
+    lasting.subscribe("k/#")
+    lasting.take(1)
+    lasting.client.send(Unsubscribe(10, ["k/#"]))
+    lasting.client.wait_for(Unsuback)
+    lasting.take()
+    assert lasting.restart() == {}
+    lasting.take()
+    assert lasting.core.broker.registry.sessions["c"].queued_messages == 0
+
+
+@pytest.mark.parametrize("retain_handling", [0, 2])
+def test_a_subscription_that_is_replaced_keeps_its_replay(lasting: LastingClient, retain_handling: int) -> None:
+    lasting.subscribe("k/#")
+    before = lasting.take(3)
+    options = 1 | (retain_handling << 4 if lasting.version == 5 else 0)
+    lasting.client.send(Subscribe(10, [Subscription("k/#", options)]))
+    lasting.client.wait_for(Suback)
+    before |= lasting.take(1)
+    assert lasting.restart() == {"k/#": True}
+    assert before | lasting.take() == set(KEPT)
+    assert lasting.restart() == {"k/#": False}
+
+
+def test_a_failed_commit_loses_no_message_of_a_replay(lasting: LastingClient) -> None:
+    core = lasting.core
+    lasting.subscribe("k/#", 2)
+    core.eager = False
+    found: set[str] = set()
+    for _ in range(200):
+        found |= lasting.take(2)
+        core.broker.replays.step()
+        core.fail()
+        core.commit()
+    core.eager = True
+    core.settle()
+    assert found | lasting.take() == set(KEPT)
