@@ -16,14 +16,29 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from support.core import Core, CoreClient
 
-from mqttbroker.codec.packets import Connack, Connect, Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
+from mqttbroker.codec.packets import (
+    Connack,
+    Connect,
+    Disconnect,
+    Packet,
+    Puback,
+    Pubcomp,
+    Publish,
+    Pubrec,
+    Pubrel,
+    Suback,
+    Subscribe,
+    Subscription,
+)
 from mqttbroker.codec.properties import Properties
 from sessions.write_set import WriteSet
 from topic_matcher.filters import matches
 
 TOPICS = ("a", "a/b", "c")
 LIMITS = {"max_queue_memory_messages": 8, "max_transient_queue_bytes": 12}
-FILTERS = ("a", "a/#", "#", "+/b", "c")
+FILTERS = ("a", "a/#", "#", "+/b", "c", "kept/+", "kept/1")
+KEPT = {f"kept/{number}": number % 3 for number in range(12)}  # retained messages, and their QoS
+KEPT_PAYLOAD = b"x" * 20_000  # so large that a replay takes several steps
 
 
 def lasting_session(window: int = 65535) -> Properties:
@@ -57,6 +72,8 @@ class SessionModel(RuleBasedStateMachine):
         self.open: set[int] = set()  # packet ids in flight on this connection
         self.received_qos_2: dict[int, int] = {}  # QoS 2: packet id -> number, until PUBREL
         self.deliveries: list[tuple[int, int]] = []  # number, QoS
+        self.subacks = 0
+        self.owed: dict[str, set[str]] = {}  # by filter: topics of retained messages that have not come since its SUBSCRIBE
 
     def make_core(self) -> Core:
         return Core(self.directory, **LIMITS)
@@ -71,6 +88,9 @@ class SessionModel(RuleBasedStateMachine):
     @initialize(version=st.sampled_from([4, 5]))
     def begin(self, version: int) -> None:
         self.version = version
+        retainer = self.core.connect("retainer")
+        retainer.send(*(Publish(topic, KEPT_PAYLOAD, qos, True, False, 1 + at) for at, (topic, qos) in enumerate(KEPT.items())))
+        retainer.close()
         self.core.eager = False
         self.connect_publisher()
         self.connect_subscriber(65535)
@@ -197,9 +217,12 @@ class SessionModel(RuleBasedStateMachine):
     def subscribe(self, topic_filter: str, qos: int) -> None:
         assert self.subscriber is not None
         self.receive_as_subscriber()
-        self.core.eager = True
-        assert self.subscriber.subscribe(topic_filter, options=qos).reason_codes == [qos]
-        self.core.eager = False
+        self.owed[topic_filter] = {topic for topic in KEPT if matches(topic_filter, topic)}
+        self.subacks = 0
+        self.subscriber.send(Subscribe(9, [Subscription(topic_filter, qos)]))
+        while not self.subacks:
+            assert self.core.commit()
+            self.receive_as_subscriber()
         self.subscriptions[topic_filter] = qos
 
     @precondition(lambda self: self.subscriber is not None and self.subscriptions)
@@ -212,6 +235,7 @@ class SessionModel(RuleBasedStateMachine):
         self.subscriber.unsubscribe(topic_filter)
         self.core.eager = False
         del self.subscriptions[topic_filter]
+        del self.owed[topic_filter]
 
     @precondition(lambda self: self.pending)
     @rule(amount=st.integers(1, 10))
@@ -234,13 +258,19 @@ class SessionModel(RuleBasedStateMachine):
                 self.pending.append(Pubcomp(packet.packet_id))
                 self.open.add(packet.packet_id)
                 continue
+            if isinstance(packet, Suback):
+                self.subacks += 1
+                continue
             assert isinstance(packet, Publish)
-            number = int(packet.payload)
-            assert packet.topic == self.topics[number]
             if packet.qos:
                 assert packet.packet_id not in self.open, "the packet id is in use"
                 self.open.add(packet.packet_id)
                 assert len(self.open) <= self.window
+            if packet.retain:
+                self.receive_retained(packet)
+                continue
+            number = int(packet.payload)
+            assert packet.topic == self.topics[number]
             if packet.qos < 2:
                 self.deliveries.append((number, packet.qos))
                 if packet.qos:
@@ -253,7 +283,18 @@ class SessionModel(RuleBasedStateMachine):
                 self.deliveries.append((number, 2))
             self.pending.append(Pubrec(packet.packet_id))
 
+    def receive_retained(self, packet: Publish) -> None:
+        assert packet.payload == KEPT_PAYLOAD and packet.qos <= KEPT[packet.topic]
+        for topics in self.owed.values():
+            topics.discard(packet.topic)
+        if packet.qos:
+            self.pending.append(Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id))
+
     # --- the store and the process --------------------------------------------------------------------------------
+
+    @rule()
+    def replay(self) -> None:
+        self.core.broker.replays.step()
 
     @rule()
     def take(self) -> None:
@@ -279,6 +320,16 @@ class SessionModel(RuleBasedStateMachine):
         self.publisher = self.subscriber = None
         self.pending = []
         self.core.kill()
+
+    @precondition(lambda self: self.subscriber is not None)
+    @rule(qos=st.integers(0, 2), steps=st.integers(0, 2))
+    def interrupt_replay(self, qos: int, steps: int) -> None:
+        """Crash while retained messages are sent."""
+        self.subscribe("kept/+", qos)
+        for _ in range(steps):
+            self.replay()
+            self.receive_as_subscriber()
+        self.kill(False)
 
     # --- invariants -----------------------------------------------------------------------------------------------
 
@@ -323,6 +374,7 @@ class SessionModel(RuleBasedStateMachine):
         delivered = {number for number, _ in self.deliveries}
         owed = {number for number in self.accepted if self.granted[number]}
         assert owed <= delivered, f"missing: {sorted(owed - delivered)}"
+        assert not any(self.owed.values()), f"retained messages are missing: {self.owed}"
         self.order_is_preserved()
         self.qos_2_is_exactly_once()
         for session in self.core.broker.registry.sessions.values():
