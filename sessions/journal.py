@@ -60,6 +60,8 @@ SETTLED_AT_ONCE: Final = 8000  # entries that one call of `continue_settling` vi
 
 _UNLIMITED: Final = 1 << 60
 
+LATER_BYTES: Final = 64 * 1024  # of rows that wait for another commit
+
 # Memory of a message that waits for the disk, beside its `Message.size`, and of another row without its texts, in bytes.
 MESSAGE_OVERHEAD: Final = 200
 ROW_OVERHEAD: Final = 150
@@ -311,6 +313,18 @@ class Journal:
     def save_session(self, row: SessionRow) -> None:
         self._gathering.sessions[row.session_id] = row
         self._gathering.count_row(0 if row.will is None else len(row.will))
+
+    def save_session_later(self, row: SessionRow) -> None:
+        """`save_session` in a commit that there is anyhow; without one, when such rows take `LATER_BYTES`, or at `write_rest`."""
+        batch = self._gathering
+        empty: bool = batch.empty
+        self.save_session(row)
+        batch.empty = empty and batch.size < LATER_BYTES
+
+    def write_rest(self) -> None:
+        """Have everything written that waits for another commit. To be called about once a second."""
+        if self._gathering.size:
+            self._gathering.empty = False
 
     def delete_session(self, session_id: int) -> None:
         """Delete a session with its subscriptions, packet ids and entries."""

@@ -193,7 +193,7 @@ class ShardCore:
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
         broker.connect_handler.own_shard = OwnShard(self.shard, self._shards.count)
         broker.journal.gated_deliveries = broker.journal.gated
-        broker.lifecycle.stores_wills = True
+        broker.connect_handler.waits_for_wills = True
         broker.lifecycle.paused = True
         broker.router.clustered = True  # before any message is published
         broker.stream_subscriptions.unavailable = "not available in a cluster: read the stream's topic in Kafka"

@@ -184,3 +184,4 @@ class Broker:
         self.router.tick(SWEEP_ROUTES)
         self.replays.sweep(SWEEP_TOPICS)
         self.memory.check()
+        self.journal.write_rest()

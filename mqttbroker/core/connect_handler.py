@@ -93,6 +93,9 @@ class ConnectHandler:
     ) -> None:
         self.memory = memory
         self.own_shard: Optional[OwnShard] = None  # of a core of a cluster
+        # Whether a client gets its CONNACK after the commit of its will. Without a cluster all that the client publishes
+        # is in the same log behind the will; in one its retained messages may be in the log of another shard.
+        self.waits_for_wills = False
         self.journal = journal
         self.registry = registry
         self.router = router
@@ -261,7 +264,7 @@ class ConnectHandler:
         pending.session = session
         self.clients.pending[client_id] = pending
         self.lifecycle.save(session, False)
-        if session.will is not None and self.lifecycle.stores_wills and self.journal.gated and not session.must_load:
+        if session.will is not None and self.waits_for_wills and self.journal.gated and not session.must_load:
             self.journal.wait_for_commit(pending)
         if session.must_load:
             session.request_page()

@@ -56,8 +56,6 @@ class SessionLifecycle:
         self.users = users
         self.wills = Wills(registry, messages, clock)
         self.expired = 0  # sessions that ended by their expiry interval
-        # In a cluster, where another process publishes the wills of one that was killed.
-        self.stores_wills = False
         self.paused = False  # until a message reaches all others: no will is published, and no session ends, by time
         # By client id: sessions whose row is changed when their will, which waits, was published. So it is in one commit
         # with the message.
@@ -136,26 +134,28 @@ class SessionLifecycle:
         will = session.will
         row_id: int = session.id
         if row_id == 0:
-            if will is None or not self.stores_wills:
+            if will is None:
                 return
             if will.row_id == 0:
                 will.row_id = self.registry.new_id()
             row_id = will.row_id
         self._forget_unsaved(session.client_id, row_id)
-        self.journal.save_session(
-            SessionRow(
-                row_id,
-                session.client_id,
-                session.version,
-                session.expiry_interval,
-                session.disconnected_at if disconnected else None,
-                encode_will(session),
-                will.due if disconnected and will is not None else None,
-                session.username,
-                session.rules,
-                None if session.permissions is None else cast(Permissions, session.permissions).text,
-            )
+        row = SessionRow(
+            row_id,
+            session.client_id,
+            session.version,
+            session.expiry_interval,
+            session.disconnected_at if disconnected else None,
+            encode_will(session),
+            will.due if disconnected and will is not None else None,
+            session.username,
+            session.rules,
+            None if session.permissions is None else cast(Permissions, session.permissions).text,
         )
+        if session.id == 0:
+            self.journal.save_session_later(row)
+        else:
+            self.journal.save_session(row)
 
     def save_published(self, session: Session, published: bool) -> None:
         """Write the row of a disconnected session, now or when its will is published."""

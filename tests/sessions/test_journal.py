@@ -6,6 +6,7 @@ import pytest
 
 from sessions.journal import (
     GONE,
+    LATER_BYTES,
     MESSAGE_OVERHEAD,
     NOT_SENT_AGAIN,
     PENDING,
@@ -197,6 +198,36 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     assert write_set.deleted_received == [received_key(1, 10)] and write_set.deleted_sessions == [9]
     assert not write_set.retained and write_set.deleted_retained == ["x"]
     assert len(write_set.pages) == 1
+
+
+def session_row(session_id: int, will: bytes = b"") -> SessionRow:
+    return SessionRow(session_id, f"c{session_id}", 5, 0, None, will, None, None, None)
+
+
+def test_a_row_that_may_wait_is_in_the_next_commit() -> None:
+    journal = Journal(True)
+    journal.save_session_later(session_row(1))
+    assert not journal.has_pending and journal.size > 0
+    journal.set_retained("x", None)
+    assert journal.has_pending
+    assert [row.session_id for row in journal.close_batch().sessions] == [1]
+    journal.committed()
+    journal.set_retained("x", None)
+    journal.save_session_later(session_row(2))
+    assert journal.has_pending
+
+
+def test_rows_that_wait_are_written_once_per_second_and_when_they_take_much_memory() -> None:
+    journal = Journal(True)
+    journal.write_rest()
+    assert not journal.has_pending
+    journal.save_session_later(session_row(1))
+    journal.write_rest()
+    assert journal.has_pending
+    journal.close_batch()
+    journal.committed()
+    journal.save_session_later(session_row(2, b"x" * LATER_BYTES))
+    assert journal.has_pending
 
 
 def test_a_failed_batch_keeps_entries_that_nobody_sends_again() -> None:

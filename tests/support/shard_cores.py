@@ -111,7 +111,7 @@ class ShardCore(Core):
     def assembled(self) -> None:
         self.fed = {number: mark.offset for number, mark in self.marks.items()}
         self.broker.journal.gated_deliveries = True
-        self.broker.lifecycle.stores_wills = True
+        self.broker.connect_handler.waits_for_wills = True
         self.messages = RetainedMessages(
             self.broker,
             self.cluster.shards,
