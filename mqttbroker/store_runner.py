@@ -63,6 +63,7 @@ class StoreRunner:
         scheduler.flush_all()
         stored = asyncio.Event()
         scheduler.on_stored = stored.set
+        journal.write_rest()
         while not journal.writer_idle or journal.has_pending:
             while broker.turns.step():
                 pass

@@ -316,13 +316,23 @@ class Journal:
 
     def save_session_later(self, row: SessionRow) -> None:
         """`save_session` in a commit that there is anyhow; without one, when such rows take `LATER_BYTES`, or at `write_rest`."""
-        batch = self._gathering
-        empty: bool = batch.empty
+        empty: bool = self._gathering.empty
         self.save_session(row)
+        self._let_wait(empty)
+
+    def save_subscription_later(self, row: SubscriptionRow) -> None:
+        """`save_subscription`, as `save_session_later` does it."""
+        empty: bool = self._gathering.empty
+        self.save_subscription(row)
+        self._let_wait(empty)
+
+    def _let_wait(self, empty: bool) -> None:
+        """Let the last row wait for another commit; ``empty`` says whether the batch was before it."""
+        batch = self._gathering
         batch.empty = empty and batch.size < LATER_BYTES
 
     def write_rest(self) -> None:
-        """Have everything written that waits for another commit. To be called about once a second."""
+        """Have everything written that waits for another commit. To be called about once a second, and at the end."""
         if self._gathering.size:
             self._gathering.empty = False
 

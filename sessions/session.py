@@ -150,7 +150,7 @@ class Session(DeliveryOwner):
             # The client may have subscribed to the filter again, with or without another replay.
             if subscription is sent or subscription not in self.pending_retained:
                 subscription.options &= ~AWAITS_RETAINED
-                self.context.journal.save_subscription(subscription.row())
+                self.context.journal.save_subscription_later(subscription.row())
 
     def set_will(self, will: Optional[SessionWill]) -> None:
         """Set or delete the will."""

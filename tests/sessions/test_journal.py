@@ -207,10 +207,12 @@ def session_row(session_id: int, will: bytes = b"") -> SessionRow:
 def test_a_row_that_may_wait_is_in_the_next_commit() -> None:
     journal = Journal(True)
     journal.save_session_later(session_row(1))
+    journal.save_subscription_later(SubscriptionRow(1, "a", 1, 1, 0))
     assert not journal.has_pending and journal.size > 0
     journal.set_retained("x", None)
     assert journal.has_pending
-    assert [row.session_id for row in journal.close_batch().sessions] == [1]
+    write_set = journal.close_batch()
+    assert [row.session_id for row in write_set.sessions] == [1] and len(write_set.subscriptions) == 1
     journal.committed()
     journal.set_retained("x", None)
     journal.save_session_later(session_row(2))

@@ -371,6 +371,8 @@ class SessionModel(RuleBasedStateMachine):
                 self.acknowledge(1000)
             self.core.settle()
             self.receive_all()
+        self.core.advance(1)
+        self.core.settle()
         delivered = {number for number, _ in self.deliveries}
         owed = {number for number in self.accepted if self.granted[number]}
         assert owed <= delivered, f"missing: {sorted(owed - delivered)}"
