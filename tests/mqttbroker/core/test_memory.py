@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import logging
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -448,3 +451,39 @@ def test_a_will_for_the_session_that_ends_is_not_counted_for_ever(tmp_path: Path
         client.subscribe("will", options=1)
         client.close()
         assert held(core, "queues") == held(core, "sessions") == 0
+
+
+def test_clients_that_come_and_go_with_new_topics_take_no_more_memory_once_the_route_cache_is_full(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    topics = 100
+    caplog.set_level(logging.ERROR, "mqttbroker")  # pytest keeps what is logged
+    with Core(tmp_path, durability="off", route_cache_size=topics) as core:
+        number = 0
+
+        def churn(connects: int) -> int:
+            """Returns the objects that Python has then."""
+            nonlocal number
+            for _ in range(connects):
+                name = number * 7 % 20
+                client = core.connect(f"c{name}", 4, clean_start=name % 10 >= 3)
+                client.send(Subscribe(1, [Subscription(f"a/{name}/#", 1)]), Publish(f"a/{name}/x{number}", b"x", 0))
+                client.close()
+                core.clients.clear()
+                core.broker.outbound.flush_queue.clear()  # there is no socket
+                number += 1
+                if number % 10 == 0:
+                    core.advance(1)
+            gc.collect()  # the test's own clients
+            return sys.getallocatedblocks()
+
+        churn(10 * topics)
+        parts = {part.name: part.held for part in core.broker.memory.parts()}
+        full = churn(10 * topics)
+        assert len(core.broker.router.cache) <= topics
+        last = churn(20 * topics)
+        after = {part.name: part.held for part in core.broker.memory.parts()}
+        assert after["route_cache"] < 1.2 * parts["route_cache"] < 200_000
+        del parts["route_cache"], after["route_cache"]
+        assert after == parts
+        assert last < full + 5 * topics, "an object or more of every fourth client stays"
