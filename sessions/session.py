@@ -58,6 +58,10 @@ UNEXPECTED: Final = 3  # the packet id awaits another packet
 
 _NO_BYTES: Final = b""
 
+# What is known about a QoS 2 packet id from the client.
+ON_DISK: Final = 1
+EARLIER: Final = 2  # it has not been used over the connection that the client has now
+
 FREE_RECEIVED_IDS: Final = 16  # QoS 2 packet ids of a client that do not depend on those of others
 
 
@@ -112,7 +116,8 @@ class Session(DeliveryOwner):
         self.filter_bytes = 0  # memory of the filters in `subscriptions`
         # Subscriptions whose retained messages must still be sent; once per SUBSCRIBE.
         self.pending_retained: Deque[Subscription] = _NO_SUBSCRIPTIONS
-        self.received: Dict[object, bool] = {}  # QoS 2 packet ids from the client -> stored on disk
+        self.received: Dict[object, int] = {}  # QoS 2 packet ids from the client -> `ON_DISK`, `EARLIER` or both
+        self.received_earlier: i64 = 0  # how many of them are `EARLIER`
         # Flags stand side by side, so that a compiled object has no gaps.
         self.received_on_disk = False  # the store may have more of `received`, not read yet
         self.ended = False
@@ -177,14 +182,28 @@ class Session(DeliveryOwner):
     def add_received(self, packet_id: object, stored: bool) -> None:
         """Remember a packet id, which is not in use, until PUBREL."""
         self.context.received_ids += 1
-        self.received[packet_id] = stored
+        self.received[packet_id] = ON_DISK if stored else 0
+
+    def received_stored(self, packet_id: object) -> None:
+        """A packet id that was just added is stored on disk."""
+        self.received[packet_id] = ON_DISK
+
+    def received_again(self, packet_id: object) -> None:
+        """The client has used a packet id again that it has not released."""
+        known = self.received[packet_id]
+        if known >= EARLIER:
+            self.received[packet_id] = known - EARLIER
+            self.received_earlier -= 1
 
     def forget_received(self, packet_id: object) -> Optional[bool]:
         """Free a packet id; returns whether it is stored on disk, None if it was not in use."""
-        stored = self.received.pop(packet_id, None)
-        if stored is not None:
-            self.context.received_ids -= 1
-        return stored
+        known = self.received.pop(packet_id, None)
+        if known is None:
+            return None
+        self.context.received_ids -= 1
+        if known >= EARLIER:
+            self.received_earlier -= 1
+        return known & ON_DISK != 0
 
     @property
     def received_full(self) -> bool:
@@ -621,6 +640,9 @@ class Session(DeliveryOwner):
         self.version = connection.version
         self.window.send_maximum = min(send_maximum, limits.max_inflight)
         self.window.unpersisted_maximum = min(send_maximum, limits.max_inflight_unpersisted)
+        if self.received:
+            self.received = {packet_id: known | EARLIER for packet_id, known in self.received.items()}
+        self.received_earlier = len(self.received)
         self.disconnected_at = 0.0
         if self.above_high_watermark:
             # Messages queued while the client was disconnected must not pause publishers.
@@ -685,6 +707,7 @@ class Session(DeliveryOwner):
         self.context.session_bytes -= SESSION_BYTES + _text_memory(self.client_id)
         self.context.received_ids -= len(self.received)
         self.received = {}
+        self.received_earlier = 0
         self.pending_retained = _NO_SUBSCRIPTIONS
         self._give_back_stream_messages()
         self.window.clear()

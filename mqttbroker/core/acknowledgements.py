@@ -82,6 +82,7 @@ class AckQueue:
     def __init__(self) -> None:
         self.length: i64 = 0
         self.unfinished: i64 = 0  # PUBACKs and PUBCOMPs among them: exchanges that count towards Receive Maximum
+        self.awaited = False  # a PUBLISH is not handled before one of them has left
         self._first: Optional[AckGate] = None
         self._last: Optional[AckGate] = None
 
@@ -119,6 +120,9 @@ class AckQueue:
             self.length -= 1
             if gate.ends_exchange:
                 self.unfinished -= 1
+            if self.awaited:
+                self.awaited = False
+                connection.request_flush()  # the client may be read again
             gate.send()
 
     def clear(self) -> None:
@@ -130,3 +134,4 @@ class AckQueue:
             gate = following
         self._first = self._last = None
         self.length = self.unfinished = 0
+        self.awaited = False

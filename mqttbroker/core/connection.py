@@ -121,6 +121,7 @@ class Connection(ClientConnection):
                 or unsent > outbound.max_backlog
                 or (unsent > FREE_BYTES and outbound.blocked_bytes > outbound.max_blocked)
                 or self.acks.length > outbound.max_acks
+                or self.acks.awaited
             )
         return self.state == CONNECTING
 

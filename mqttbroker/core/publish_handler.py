@@ -95,9 +95,9 @@ class PublishHandler:
     ) -> bool:
         """Handle the packet at ``data[start:end]``, whose variable header begins at ``body``.
 
-        False if its route takes longer to build, or if it has very many targets and another message is being delivered
-        to as many: then nothing was done, and it is to be handled again in a later iteration of the event loop, before
-        any other packet of this client.
+        False if its route takes longer to build, if it has very many targets and another message is being delivered
+        to as many, or if Receive Maximum is reached while acknowledgements wait for a commit: then nothing was done, and
+        it is to be handled again in a later iteration of the event loop, before any other packet of this client.
 
         Of a long packet, ``data`` is the first piece, which holds the whole variable header, and ``end`` its size.
         """
@@ -170,10 +170,13 @@ class PublishHandler:
         if route.work:
             self.broker.router.work += route.work
         whole: bytes = data[rest:end] if more is None else b"".join((data[rest:end], *more))
-        if qos:
-            self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties)
-        else:
+        if qos == 0:
             self._publish_qos0(whole, route, first, payload - rest, properties)
+        elif not self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties):
+            counters.publish_received -= 1
+            counters.publish_bytes_received -= payload_size
+            connection.acks.awaited = True
+            return False
         return True
 
     # -- forwarding received bytes ----------------------------------------------
@@ -362,10 +365,13 @@ class PublishHandler:
         packet_id: i64,
         payload: i64,
         properties: Optional[PublishProperties],
-    ) -> None:
-        """Publish, and acknowledge when everything that is to be stored is on disk."""
-        outgoing = self._outgoing(route, rest, first, payload, properties)
-        message = outgoing.message
+    ) -> bool:
+        """Publish, and acknowledge when everything that is to be stored is on disk.
+
+        False if Receive Maximum is reached while acknowledgements wait for a commit. A packet that is not handled is not
+        received, so a client that sends more at once than it may has to wait; it is disconnected if only PUBRELs of its
+        own make room.
+        """
         broker = self.broker
         connection = self.connection
         session = connection.session
@@ -375,11 +381,17 @@ class PublishHandler:
         if (
             connection.version >= 5
             and acks.unfinished + len(received) >= connection.terms.receive_maximum
+            # The quota of an earlier connection does not count (section 4.9).
+            and acks.unfinished + len(received) - session.received_earlier >= connection.terms.receive_maximum
             and packet_id not in received
         ):
-            # [MQTT-3.3.4-9]
+            if acks.length:
+                return False
+            # [MQTT-3.3.4-7]
             connection.outbound.counters.limit_reached("receive_maximum")
             raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
+        outgoing = self._outgoing(route, rest, first, payload, properties)
+        message = outgoing.message
         journal = broker.journal
         publisher = broker.publisher
         if (
@@ -388,37 +400,39 @@ class PublishHandler:
             and not publisher.has_room(route, message.size, session)
         ):
             self._refuse(message.qos, packet_id)
-            return
+            return True
         if message.qos == 2 and packet_id not in received and session.received_full:
             self._refuse(2, packet_id)
-            return
+            return True
         if message.qos == 1 and not route.durable and not message.retain and acks.length == 0:
             if route.matched:
                 connection.send_ack(PUBACK, packet_id)
             else:
                 connection.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, connection.version))
             publisher.publish(outgoing, route, session, None)
-            return
+            return True
         gate: AckGate
         if message.qos == 1:
             gate = AckGate(connection, PUBACK, packet_id)
         else:
             gate = AckGate(connection, PUBREC, packet_id)
             if packet_id in received:  # [MQTT-4.3.3-10]
+                session.received_again(packet_id)
                 if session.id != 0 and journal.gated:
                     journal.wait_for_received(gate, session.id, packet_id)
                 acks.submit(gate)
-                return
+                return True
             session.add_received(packet_id, False)
         if connection.version >= 5 and not route.matched and not route.logged:
             gate.reason_code = NO_MATCHING_SUBSCRIBERS
         publisher.publish(outgoing, route, session, gate if journal.gated else None)
         if message.qos == 2 and session.id != 0 and (gate.pending > 0 or not journal.gated):
-            received[packet_id] = True
+            session.received_stored(packet_id)
             journal.add_received(session.id, packet_id)
             if journal.gated:
                 journal.wait_for_commit(gate)
         acks.submit(gate)
+        return True
 
     def _outgoing(
         self, route: Route, rest: bytes, first: i64, payload: i64, properties: Optional[PublishProperties]
