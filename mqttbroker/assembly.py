@@ -146,7 +146,6 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
     context = SessionContext(journal, fill(SessionLimits(), limits))
     context.clock.now = time.time_ns() // 1000
     context.backpressure_monitor.max_pause = limits.backpressure_wait
-    in_flight = most_in_flight(settings)
     return Broker(
         context,
         Registry(context, recovered.next_session_id),
@@ -164,13 +163,13 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
             limits.max_outbox_bytes,
             limits.max_total_outbox_bytes,
             limits.max_total_incomplete_bytes,
-            2 * in_flight,
+            limits.max_pending_acks,
         ),
         fill(BrokerTerms(), limits, settings),
         PolicyByListener(security.policy),
         security.rules,
         security.bans,
-        Producers(2 * in_flight),
+        Producers(settings.producer_window),
         [
             QueueRule(
                 queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "", queue.allow_publish
@@ -178,12 +177,6 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
             for queue in settings.queues
         ],
     )
-
-
-def most_in_flight(settings: Settings) -> int:
-    """The greatest Receive Maximum of a listener or a bridge."""
-    listeners = max(settings.limits_of(listener).receive_maximum for listener in settings.listeners)
-    return max([listeners, *(bridge.receive_maximum for bridge in settings.bridges)])
 
 
 def apply_limits(broker: Broker, settings: Settings) -> None:
@@ -197,8 +190,8 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
     broker.context.backpressure_monitor.max_pause = limits.backpressure_wait
     broker.refuse_when_full = broker.context.limits.queue_full == REFUSE
     broker.outbound.max_backlog = limits.max_outbox_bytes
-    broker.outbound.max_acks = 2 * most_in_flight(settings)
-    broker.producers.window = 2 * most_in_flight(settings)
+    broker.outbound.max_acks = limits.max_pending_acks
+    broker.producers.window = settings.producer_window
     router = broker.router
     router.cache_size, router.max_levels, router.max_length = (
         limits.route_cache_size, limits.max_topic_levels, limits.max_topic_length

@@ -33,7 +33,7 @@ NEAR_INTERVAL: Final = 0.02  # the same while half of ``max_memory`` or more is 
 # Memory of entries in tables of limited length, in bytes.
 BAN_BYTES: Final = 400
 REMEMBERED_BYTES: Final = 200
-PRODUCER_BYTES: Final = 1500
+PRODUCER_BYTES: Final = 1250  # beside its window, of one bit for each number
 
 UNLIMITED: Final = 1 << 60  # bytes; control groups of version 1 have a number near 2**63 for "no limit"
 
@@ -233,7 +233,9 @@ def part_limits(settings: Settings) -> dict[str, int]:
         "http_callback.cache_bytes": settings.http_callback.cache_bytes if settings.http_callback.cache_ttl else 0,
         "plugin.cache_bytes": settings.plugin.cache_bytes if settings.plugin.cache_ttl else 0,
         "streams.dedup_producers": sum(
-            stream.dedup_producers * PRODUCER_BYTES for stream in settings.streams if stream.dedup
+            stream.dedup_producers * (PRODUCER_BYTES + settings.producer_window // 8)
+            for stream in settings.streams
+            if stream.dedup
         ),
     }
     on_disk = "max_total_queued_bytes"

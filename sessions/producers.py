@@ -36,9 +36,9 @@ class Producer:
 
     @property
     def size(self) -> int:
-        """Bytes of its names and missing numbers, at most."""
+        """Bytes of its names and missing numbers."""
         user, producer_id = self.key
-        return len(user) + len(producer_id) + self._owner.window // 8
+        return len(user) + len(producer_id) + self.missing.bit_length() // 8
 
     def has_stored(self, number: int) -> bool:
         behind = self.last - number

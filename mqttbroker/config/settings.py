@@ -138,7 +138,8 @@ class Limits:
     max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
     max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
     max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")
-    receive_maximum: int = _key(Integer(1, 65535), 1000)
+    receive_maximum: int = _key(Integer(1, 65535), 65535)
+    max_pending_acks: int = _key(Integer(1, 1_000_000), 2000)
     max_inflight: int = _key(Integer(1, 65535), 1000)
     max_inflight_unpersisted: int = _key(Integer(1, 65535), 65535, formerly="max_inflight_unkept")
     topic_alias_maximum: int = _key(Integer(0, 65535), 10)
@@ -933,6 +934,12 @@ class Settings:
         names = [field.name for field in dataclasses.fields(Listener) if "limit" in field.metadata]
         overrides = {name: value for name in names if (value := getattr(listener, name)) is not None}
         return dataclasses.replace(self.limits, **overrides)
+
+    @property
+    def producer_window(self) -> int:
+        """The numbers in which those that a producer of a stream skipped are known: twice what it may have in flight."""
+        listeners = (self.limits_of(listener).receive_maximum for listener in self.listeners)
+        return 2 * max([*listeners, *(bridge.receive_maximum for bridge in self.bridges)])
 
     def anonymous_of(self, listener: Listener) -> Union[bool, str]:
         return self.allow_anonymous if listener.allow_anonymous is None else listener.allow_anonymous

@@ -449,7 +449,8 @@ class ConnectHandler:
         if packet.version >= 5:
             if max(0, packet.properties.session_expiry_interval) != session.expiry_interval:
                 properties.session_expiry_interval = session.expiry_interval
-            properties.receive_maximum = terms.receive_maximum
+            if terms.receive_maximum < 65535:  # the value without the property
+                properties.receive_maximum = terms.receive_maximum
             properties.maximum_packet_size = terms.max_packet_size
             if not self.terms.retain_available:
                 properties.retain_available = 0

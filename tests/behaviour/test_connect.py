@@ -36,7 +36,7 @@ def test_a_client_of_each_version_connects(broker: BrokerProcess, version: int) 
 def test_connack_has_the_granted_limits(broker: BrokerProcess) -> None:
     with RawClient(broker.port) as client:
         properties = client.connect("grants").properties
-        assert properties.receive_maximum == 1000
+        assert properties.receive_maximum == -1  # 65535, the value without the property
         assert properties.maximum_packet_size == 10 * 1024 * 1024
         assert properties.topic_alias_maximum == 10
         assert properties.assigned_client_identifier is None

@@ -59,7 +59,7 @@ def test_limits_apply_to_new_connections(start_broker: Start) -> None:
     running = Reloadable(start_broker)
     broker = running.broker
     with RawClient(broker.port) as early:
-        assert early.connect("early").properties.receive_maximum == 1000
+        assert early.connect("early").properties.receive_maximum == -1
         running.reload(limits__receive_maximum=7, limits__max_packet_size="1KiB")
         properties = running.connect("late").properties
         assert (properties.receive_maximum, properties.maximum_packet_size) == (7, 1024)
