@@ -48,11 +48,15 @@ class SessionLimits:
 
 
 class Clock:
-    """The current time as set by the owner: ``now`` in µs since the Unix epoch, ``monotonic`` in seconds."""
+    """The current time as set by the owner: ``now`` in µs since the Unix epoch, ``monotonic`` in seconds.
+
+    ``stopped`` is how many of these seconds the process did not run: nothing was read in them.
+    """
 
     def __init__(self) -> None:
         self.now = 0
         self.monotonic = 0.0
+        self.stopped = 0.0
 
 
 class SessionContext:

@@ -30,6 +30,7 @@ from mqttbroker.codec.reason_codes import (
     SERVER_BUSY,
 )
 from mqttbroker.core.bans import Bans, BanTerms
+from mqttbroker.core.deadline import Deadline
 from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
 log = logging.getLogger("mqttbroker.auth")
@@ -195,7 +196,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
             else:
                 self._free -= 1
                 self._checked_suspects += login.suspect
-                self._pool.submit(self._check, login, self._loop.call_later(self.timeout, self._time_out, login))
+                self._pool.submit(self._check, login, Deadline(self._loop, self.timeout, self._time_out, login))
                 continue
             refusals += 1
             if refusals == REFUSALS:
@@ -212,7 +213,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
         if not self._stopped:
             self._start_logins()
 
-    def _check(self, login: Login, timer: asyncio.TimerHandle) -> None:
+    def _check(self, login: Login, timer: Deadline) -> None:
         """Called in a worker thread."""
         right = False
         try:
@@ -224,7 +225,7 @@ class PasswordAuthenticator(BackgroundAuthenticator):
         except RuntimeError:
             pass  # the broker has stopped
 
-    def _checked(self, login: Login, timer: asyncio.TimerHandle, right: bool) -> None:
+    def _checked(self, login: Login, timer: Deadline, right: bool) -> None:
         timer.cancel()
         self._free += 1
         self._checked_suspects -= login.suspect

@@ -30,6 +30,7 @@ from mqttbroker.codec.reason_codes import (
     MQTTError,
 )
 from mqttbroker.core.bans import Bans
+from mqttbroker.core.deadline import Deadline
 from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 from mqttbroker.defects import keep_running
 
@@ -60,13 +61,13 @@ class ExternalLogin(WaitingLogin):
         super().__init__(address, request.size + len(fields) if request.size >= SHORT else 0)
         self.request = request
         self.fields = fields  # JSON
-        self.timer: Optional[asyncio.TimerHandle] = None  # until it is refused because it waits for too long
+        self.timer: Optional[Deadline] = None  # until it is refused because it waits for too long
 
 
 class _Call:
     """A login that is with the plug-in. ``timer`` = until the process counts as stuck."""
 
-    def __init__(self, login: ExternalLogin, timer: asyncio.TimerHandle) -> None:
+    def __init__(self, login: ExternalLogin, timer: Deadline) -> None:
         self.login = login
         self.timer = timer
 
@@ -244,7 +245,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
             request.reject(QUOTA_EXCEEDED, TOO_MANY_BYTES)
             return
         self._queue.add(login, self._suspects(request))
-        login.timer = self._loop.call_later(self.terms.max_wait, self._time_out, login)
+        login.timer = Deadline(self._loop, self.terms.max_wait, self._time_out, login)
         if len(self._queue) > self.terms.max_waiting:
             newest = self._queue.pop_newest()
             self._stop_timer(newest)
@@ -287,7 +288,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
     def _call(self, process: _Process, login: ExternalLogin) -> None:
         self._next_number += 1
         number = self._next_number
-        timer = self._loop.call_later(self._spec.timeout + GRACE, self._stuck, process)
+        timer = Deadline(self._loop, self._spec.timeout + GRACE, self._stuck, process)
         process.calls[number] = _Call(login, timer)
         self._calls += 1
         self._suspect_calls += login.suspect

@@ -22,6 +22,10 @@ class KeepAlive:
         self._last_received = now
         self._waiting = False
 
+    def stopped(self, seconds: float) -> None:
+        """The process did not run for so long: what was received meanwhile may not be read yet."""
+        self._last_received += seconds
+
     def is_lost(self, now: float) -> bool:
         """Whether PINGREQ has had no answer for too long."""
         return self._waiting and now - self._last_received > self.interval * 1.5

@@ -12,6 +12,7 @@ from typing import Any, Callable, Final, Optional
 from mqttbroker.bridges.local_client import LocalTransport
 from mqttbroker.bridges.relay import JOINING, RELEASING, RUNNING, Relay
 from mqttbroker.bridges.relay_terms import RelayError
+from mqttbroker.core.deadline import STOPPED
 from mqttbroker.net.wire import Endpoint, Wire
 
 WRITE_BUFFER: Final = 262_144  # bytes that wait for the remote before the local client is paused
@@ -46,6 +47,7 @@ class Link:
         self._on_running = on_running
         self._transport: Any = None
         self._timer: Optional[asyncio.TimerHandle] = None
+        self._ticked = 0.0  # when `_tick` was called last
         self._remote_full = False  # its socket takes no more
         self._unread = 0  # bytes of answers since the socket is full
         self._continuing = False
@@ -63,7 +65,8 @@ class Link:
             return
         self._transport = transport
         transport.set_write_buffer_limits(WRITE_BUFFER)
-        self.relay.start(self._loop.time())
+        self._ticked = self._loop.time()
+        self.relay.start(self._ticked)
         self._write()
         self._timer = self._loop.call_later(TICK, self._tick)
 
@@ -186,6 +189,10 @@ class Link:
 
     def _tick(self) -> None:
         now = self._loop.time()
+        if now - self._ticked > TICK + STOPPED:
+            self.relay.stopped(now - self._ticked)
+            self._accept_until += now - self._ticked
+        self._ticked = now
         self._timer = self._loop.call_later(TICK, self._tick)
         if self.relay.state != RUNNING and now >= self._accept_until:
             silent = "the local broker" if self.relay.state in (JOINING, RELEASING) else "the remote"

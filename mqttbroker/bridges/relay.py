@@ -144,6 +144,10 @@ class Relay:
         if self._keep_alive.ping_is_due(now):
             self.to_remote.send(Pingreq())
 
+    def stopped(self, seconds: float) -> None:
+        """The process did not run for so long."""
+        self._keep_alive.stopped(seconds)
+
     def close(self, forget: bool = False) -> None:
         """Disconnect from the remote; with ``forget`` it may end the session."""
         if self.state in (JOINING, RELEASING, SUBSCRIBING, RUNNING):

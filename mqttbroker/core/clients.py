@@ -164,6 +164,8 @@ class _Overdue(LongWork):
         self._left: List[Connection] = []  # not checked yet
         self._now = 0.0  # monotonic seconds
         self._time = 0.0  # Unix seconds
+        self._clock_stopped = 0.0  # `Clock.stopped` at the last check
+        self._stopped = 0.0  # seconds since then in which the process did not run
 
     @property
     def done(self) -> bool:
@@ -174,6 +176,9 @@ class _Overdue(LongWork):
         self._left = list(clients.connections)
         self._now = monotonic
         self._time = clients.lifecycle.now
+        stopped = clients.lifecycle.clock.stopped
+        self._stopped = stopped - self._clock_stopped
+        self._clock_stopped = stopped
 
     def step(self, budget: int) -> int:
         left = self._left
@@ -187,6 +192,11 @@ class _Overdue(LongWork):
     def _check(self, connection: Connection) -> bool:
         """Close a connection that is overdue; whether it was."""
         now = self._now
+        if self._stopped > 0.0:
+            # What the client sent while the process did not run may not be read yet.
+            connection.last_received = min(connection.last_received + self._stopped, max(connection.last_received, now))
+            if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
+                connection.accepted = min(connection.accepted + self._stopped, max(connection.accepted, now))
         if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
             if now - connection.accepted <= connection.terms.connect_timeout or self._clients is None:
                 return False

@@ -99,7 +99,7 @@ class _QueueReaders(ReaderOwner):
 
 
 class Lease:
-    """The session that has a message, and when it must be acknowledged, in monotonic seconds."""
+    """The session that has a message, and when it must be acknowledged, in monotonic seconds in which the process runs."""
 
     def __init__(self, session: Session, due: float) -> None:
         self.session = session
@@ -332,7 +332,7 @@ class WorkQueue(InFlightOwner):
         offsets.hand_over(offset)
         self._returned.pop((offsets.partition, offset), None)
         message = StreamInFlight(self, offsets, offset)
-        self._leases[message] = Lease(consumer.session, self._clock.monotonic + self.rule.lease)
+        self._leases[message] = Lease(consumer.session, self._clock.monotonic - self._clock.stopped + self.rule.lease)
         packet_id = consumer.session.allocate_stream(message)
         mark: bytes = NO_BYTES
         if before:
@@ -368,7 +368,7 @@ class WorkQueue(InFlightOwner):
 
     def end_leases(self) -> None:
         """Return the messages whose leases have ended."""
-        now = self._clock.monotonic
+        now = self._clock.monotonic - self._clock.stopped
         ended: List[StreamInFlight] = []
         for message, lease in self._leases.items():
             if lease.due > now or len(ended) >= LEASES_AT_ONCE:

@@ -19,6 +19,7 @@ from mypy_extensions import i64
 
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, CONNECTED, Connection
+from mqttbroker.core.deadline import STOPPED
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
@@ -108,6 +109,7 @@ class FlushScheduler:
         self._write_refused = False  # by the journal, which was held
         self._scheduled = False
         self._monitoring = False
+        self._ticked = 0.0  # when `tick` was called last
         self.on_opened: Optional[Callable[[Wire], None]] = None  # called with each new wire
         self.sample_wanted = False  # time the next work
         self.on_sample: Optional[Callable[[float], None]] = None  # called with the seconds that it took
@@ -357,8 +359,12 @@ class FlushScheduler:
     # -- time -------------------------------------------------------------------
 
     def tick(self) -> None:
-        """Run the periodic work of the broker."""
-        self.broker.tick(self.update_clock())
+        """Run the periodic work of the broker. To be called more than once a second."""
+        now = self.update_clock()
+        if self._ticked and now - self._ticked > STOPPED:
+            self.broker.outbound.clock.stopped += now - self._ticked
+        self._ticked = now
+        self.broker.tick(now)
         self.schedule()
 
     def _monitor_backpressure(self) -> None:

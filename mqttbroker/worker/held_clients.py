@@ -13,6 +13,7 @@ from typing import Any, Dict, Optional
 
 from mqttbroker.codec.packets import Connack
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, SERVER_UNAVAILABLE, to_v3_connack
+from mqttbroker.core.deadline import Deadline
 from mqttbroker.core.networks import Networks
 from mqttbroker.net.abuse_limits import HalfOpen
 from mqttbroker.net.link_frames import JOINED
@@ -195,7 +196,7 @@ class HeldClient:
         self._transport = transport
         if self._peer is None:
             self.address = peer_text(transport.get_extra_info("peername"))
-        self._timer = self._held.loop.call_later(self._setup.connect_timeout, self._no_connect)
+        self._timer = Deadline(self._held.loop, self._setup.connect_timeout, self._no_connect)
         self._held.add(self, self._listener)
 
     def data_received(self, data: bytes) -> None:
@@ -241,7 +242,7 @@ class HeldClient:
             return
         self._waits = True
         self._transport.pause_reading()
-        self._timer = self._held.loop.call_later(self._held.patience, self._no_core)
+        self._timer = Deadline(self._held.loop, self._held.patience, self._no_core)
         if not self._held.wait(self._first.size):
             self._refuse(QUOTA_EXCEEDED, "too many CONNECT packets wait for an answer")
 
