@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
+from mqttbroker.cli.standard_files import open_standard_files
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
 
@@ -102,6 +103,7 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run the command; returns its exit status."""
+    open_standard_files()
     try:
         status = _run(list(sys.argv[1:] if arguments is None else arguments))
         if not sys.stdout.closed:

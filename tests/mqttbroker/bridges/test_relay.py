@@ -364,6 +364,18 @@ def test_the_keep_alive() -> None:
         bridge.relay.tick(16.0)
 
 
+def test_the_answer_to_a_ping_may_be_unread_after_the_process_was_stopped() -> None:
+    bridge = Harness(keep_alive=10).run()
+    bridge.relay.tick(8.0)
+    assert bridge.relay.to_remote.drain() == b"\xc0\x00"
+    bridge.relay.remote_written(8.0)
+    bridge.relay.stopped(100.0)
+    bridge.relay.tick(109.0)  # a PINGREQ is due at once: the remote has heard nothing
+    assert bridge.relay.to_remote.drain() == b"\xc0\x00"
+    bridge.relay.remote_received(b"\xd0\x00", 109.1)
+    bridge.relay.tick(115.0)
+
+
 def test_the_state_is_published_at_the_remote() -> None:
     bridge = Harness(notification="state")
     [connect] = bridge.to_remote()
