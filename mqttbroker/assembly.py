@@ -105,6 +105,7 @@ def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] 
         own_bridges=False,
         listener=listener.address,
         client_id_pattern=listener.client_id_from,
+        ignores_username_query=listener.username_query == "ignore",
         certificate_identity=listener.certificate_identity,
         networks=Networks(limits.ipv4_prefix, limits.ipv6_prefix),
     )

@@ -43,7 +43,7 @@ RELOADABLE = re.compile(
     r"allow_anonymous|reveal_denials|max_created_streams|response_information|sys_interval|sys_client_events|worker_timeout|alarms\.\w+|log\.levels?|redirect\.\w+|limits\.\w+"
     r"|streams\.\d+\.(filters|retention_\w+|segment_\w+|seal|compact\w*|dedup|dedup_producers)"
     r"|bans\.\w+|crl\.\w+|logins\.max_waiting|jwt\.\w+|http\.(token(_file)?|access)"
-    r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|client_id_from"
+    r"|listeners\.\d+\.(allow_anonymous|max_\w+|connect_timeout|receive_maximum|topic_alias_maximum|username_query|client_id_from"
     r"|certificate_identity|use_identity_as_username|client_certificate|certfile|keyfile|cafile|crlfile|tls_version)"
 )
 

@@ -233,6 +233,7 @@ class Listener:
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     use_identity_as_username: bool = _key(Boolean(), False)
     certificate_identity: tuple[str, ...] = _key(FirstOf("cn", "san_dns", "san_uri", "san_email", "subject"), "cn")
+    username_query: str = _key(Choice("keep", "ignore"), "keep")
     client_id_from: Optional[str] = _key(ClientIdPattern(), "", formerly="client_id_pattern")
     origins: tuple[str, ...] = _key(Texts(), [])
     proxy_protocol: bool = _key(Boolean(), False)

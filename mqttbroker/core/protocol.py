@@ -219,6 +219,9 @@ class Protocol:
     def _connect(self, packet: Connect) -> None:
         connection = self.connection
         properties = packet.properties
+        if packet.username is not None and connection.terms.ignores_username_query:
+            name: str = packet.username.partition("?")[0]
+            packet.username = name if name or packet.password is not None else None
         connection.version = 5 if packet.version == 5 else 4
         connection.bridge = packet.bridge and packet.version < 5
         connection.client_id = packet.client_id

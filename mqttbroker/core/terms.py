@@ -51,6 +51,7 @@ class ListenerTerms:
         self.topic_alias_maximum = 0
         self.max_keep_alive = 0
         self.connect_timeout = 0.0
+        self.ignores_username_query = False  # what follows ? in a user name
         # A client id in which %u stands for the user name and %i for the name in the client's certificate; a * at its
         # end stands for any further characters.
         self.client_id_pattern: Optional[str] = None

@@ -46,6 +46,7 @@ OTHER: dict[str, Any] = {
     "log.levels": (("store", "debug"),),
     "listeners.0.certificate_identity": ("san_dns",),
     "listeners.0.client_id_from": "%u",
+    "listeners.0.username_query": "ignore",
     "listeners.0.allow_anonymous": True,
     "streams.0.filters": ("b/#",),
     "streams.0.seal": True,
