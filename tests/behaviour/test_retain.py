@@ -69,6 +69,22 @@ def test_retain_of_a_live_message_needs_retain_as_published(connect: Callable[..
     assert marked.take().retain and not plain.take().payload
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+@pytest.mark.parametrize("first", [0, RETAIN_AS_PUBLISHED])
+def test_overlapping_filters_send_one_copy_with_retain_as_published_if_one_asks_for_it(
+    connect: Callable[..., RawClient], first: int, qos: int
+) -> None:
+    """docs/client-settings.md says so; the standard leaves it open."""
+    publisher, reader = connect("publisher"), connect("reader")
+    reader.subscribe(f"overlap/{first}/{qos}/+", options=2 | first)
+    reader.subscribe(f"overlap/{first}/{qos}/#", options=1 | (RETAIN_AS_PUBLISHED - first))
+    publisher.publish(f"overlap/{first}/{qos}/t", b"kept", qos, True)
+    publisher.publish(f"overlap/{first}/{qos}/t", b"live", qos)
+    copies = [reader.take() for _ in range(2)]
+    assert [(copy.payload, copy.retain, copy.qos) for copy in copies] == [(b"kept", True, qos), (b"live", False, qos)]
+    assert reader.ping() == []
+
+
 @pytest.mark.parametrize("handling, first, again", [(0, True, True), (1, True, False), (2, False, False)])
 def test_retain_handling(connect: Callable[..., RawClient], handling: int, first: bool, again: bool) -> None:
     topic = f"handling/{handling}"

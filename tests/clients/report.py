@@ -19,8 +19,8 @@ those of loopback. It takes up to half an hour, and fails if a test fails that `
 It wrote this page on {day}. Skipped tests do not count.
 
 The suite of MQTT.js is not here: the package has no tests, and those of its repository talk to servers of their own.
-`make interop` runs MQTT.js itself, with the project's own tests. [conformance.md](conformance.md) has the statements
-of the standard.
+`make interop` runs MQTT.js itself, with the project's own tests. [client-settings.md](client-settings.md) names clients that
+need a setting, and [conformance.md](conformance.md) has the statements of the standard.
 """
 
 Outcomes = Mapping[tuple[str, str], Sequence[Result]]  # by suite and broker
