@@ -105,8 +105,8 @@ class Program(Client):
     """A client in another language: commands on its standard input, events on its standard output.
 
     A line is a word and ``name=value`` fields with tabs between; ``user`` fields (``user=name=value``) repeat.
-    Commands are connect, subscribe, publish and disconnect; their answers connected, subscribed, published and
-    disconnected. A ``message`` event reports a received message; an ``error`` event replaces an answer.
+    Commands are connect, subscribe, publish, burst (MQTT.js only) and disconnect; their answers connected, subscribed,
+    published, published and disconnected. A ``message`` event reports a received message; an ``error`` event replaces an answer.
     """
 
     def __init__(self, connection: Connection, command: Sequence[str], scheme: str = "tcp") -> None:
@@ -148,6 +148,10 @@ class Program(Client):
             "expiry": message.expiry or "",
         }
         self._ask("publish", "published", message.user, **fields)
+
+    def burst(self, topic: str, count: int, qos: int, retain: bool) -> None:
+        """Publish to topic/0, topic/1 … without a wait between; returns after the last acknowledgement."""
+        self._ask("burst", "published", topic=topic, count=count, qos=qos, retain=int(retain), payload="x" * 40)
 
     def drop(self) -> None:
         self._process.kill()

@@ -49,6 +49,7 @@ function connect(fields) {
   client = mqtt.connect(fields.url, options);
   client.on("message", onMessage);
   client.on("error", fail);
+  client.on("disconnect", (packet) => fail(new Error(`DISCONNECT ${packet.reasonCode}`)));
   client.on("connect", (packet) => say("connected", [["session", Number(packet.sessionPresent)]]));
 }
 
@@ -74,6 +75,19 @@ function publish(fields, user) {
   client.publish(fields.topic, fields.payload, options, (error) => (error ? fail(error) : say("published", [])));
 }
 
+function burst(fields) {
+  const options = { qos: Number(fields.qos), retain: fields.retain === "1" };
+  const count = Number(fields.count);
+  let done = 0;
+  for (let n = 0; n < count; n += 1) {
+    client.publish(`${fields.topic}/${n}`, fields.payload, options, (error) => {
+      if (error) fail(error);
+      done += 1;
+      if (done === count) say("published", []);
+    });
+  }
+}
+
 function split(part) {
   const at = part.indexOf("=");
   return [part.slice(0, at), part.slice(at + 1)];
@@ -87,6 +101,7 @@ function onLine(line) {
   if (word === "connect") connect(fields);
   else if (word === "subscribe") subscribe(fields);
   else if (word === "publish") publish(fields, user);
+  else if (word === "burst") burst(fields);
   else client.end(false, {}, () => say("disconnected", []));
 }
 

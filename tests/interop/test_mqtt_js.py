@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from client import Client, Connection, Program
-from suite import Suite
+from client import Client, Connection, Message, Program
+from suite import Open, Suite
 from support.broker_process import BrokerProcess
 
 COMMAND = ["node", str(Path(__file__).with_name("mqtt_js.js"))]
+BURST = 2000
 CONFIG = '[[listeners]]\n[[listeners]]\ntype = "ws"\nport = 0\n'
 
 
@@ -25,6 +26,18 @@ class TestMqttJs(Suite):
 
     def connect(self, connection: Connection) -> Client:
         return Program(connection, COMMAND, "mqtt")
+
+    @pytest.mark.parametrize("qos", [0, 1, 2])
+    def test_a_burst(self, opened: Open, base: str, version: int, qos: int) -> None:
+        """It sends everything at once, in version 5, too, where it ignores Receive Maximum."""
+        client = opened(f"{base}-p", version)
+        assert isinstance(client, Program)
+        client.burst(base, BURST, qos, True)
+        client.publish(Message(base, b"still there", 1, True))
+        reader = opened(f"{base}-s", version)
+        reader.subscribe(f"{base}/#", 1)
+        topics = {reader.receive().topic for _ in range(BURST + 1)}
+        assert topics == {base, *(f"{base}/{n}" for n in range(BURST))}
 
 
 class TestMqttJsOverWebSocket(TestMqttJs):
