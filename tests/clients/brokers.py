@@ -44,7 +44,7 @@ class Setup:
 
     listeners: Sequence[Listener]
     users: tuple[tuple[str, str], ...] = ()
-    receive_maximum: int = 1000
+    receive_maximum: int = 65535
 
 
 def versions() -> dict[str, str]:

@@ -18,8 +18,8 @@ against the Mosquitto of the system. Each runs in a network namespace of its own
 those of loopback. It takes up to half an hour, and fails if a test fails that `tests/clients/known.toml` does not have.
 It wrote this page on {day}. Skipped tests do not count.
 
-The suite of MQTT.js is not here: the package has no tests, and those of its repository talk to servers of their own.
-`make interop` runs MQTT.js itself, with the project's own tests. [client-settings.md](client-settings.md) names clients that
+The suite of MQTT.js is not here: the package has no tests, and those of its repository talk to servers of their own. In its place
+there are bursts of messages. `make interop` runs MQTT.js itself, with the project's own tests. [client-settings.md](client-settings.md) names clients that
 need a setting, and [conformance.md](conformance.md) has the statements of the standard.
 """
 

@@ -58,6 +58,12 @@ def crate(name: str, version: str, directory: Path) -> Path:
     return directory / "crates" / f"{name}-{version}"
 
 
+def npm_package(name: str, version: str, directory: Path) -> None:
+    """Install a package of npm in ``directory``."""
+    options = ["--no-save", "--no-audit", "--no-fund", "--loglevel=error"]
+    run(["npm", "install", "--prefix", directory, *options, f"{name}@{version}"], directory / "fetch.log")
+
+
 def executables(*names: str) -> list[str]:
     """The names of programs that this machine does not have."""
     return [name for name in names if shutil.which(name) is None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -136,7 +137,27 @@ class PahoC:
         ]
 
 
-SUITES: tuple[Suite, ...] = (Aiomqtt(), Gmqtt(), PahoC(), PahoGo())
+class MqttJs:
+    """Bursts, as zigbee2mqtt and Node-RED send them: the project's own test, because the package has none."""
+
+    name, version, programs = "mqtt.js", "5.16.0", ("node", "npm")
+    _PORTS = (("tcp", "mqtt", 1883), ("ws", "ws", 8080), ("tls", "mqtts", 8883))  # type of listener, scheme, port
+
+    def fetch(self, directory: Path) -> None:
+        sources.npm_package("mqtt", self.version, directory)
+        certificate(directory, authority=directory / "ca.pem")
+
+    def run(self, directory: Path, start: Start, scratch: Path) -> list[Result]:
+        secured = {"certfile": directory / "server.pem", "keyfile": directory / "server.key"}
+        listeners = [Listener(port, kind, **(secured if kind == "tls" else {})) for kind, _, port in self._PORTS]
+        with start(Setup(listeners)):
+            urls = [f"{scheme}://localhost:{port}" for _, scheme, port in self._PORTS]
+            command = ["node", "--no-warnings", str(Path(__file__).with_name("mqtt_js.js")), *urls]
+            output = output_of(command, directory, scratch / "suite.log", NODE_PATH=str(directory / "node_modules"))
+        return [Result(**json.loads(line)) for line in output.splitlines()]
+
+
+SUITES: tuple[Suite, ...] = (Aiomqtt(), Gmqtt(), PahoC(), PahoGo(), MqttJs())
 
 
 def certificate(directory: Path, authority: Path) -> None:
