@@ -64,6 +64,7 @@ COMPILED = [
     "mqttbroker/core/memory_stage.py",
     "mqttbroker/core/line_limit.py",
     "mqttbroker/core/denials.py",
+    "mqttbroker/core/deadline.py",
     "mqttbroker/core/rates.py",
     "mqttbroker/core/outbox.py",
     "mqttbroker/core/turns.py",
