@@ -96,7 +96,7 @@ def show(options: argparse.Namespace, headings: Sequence[str], items: list[Any],
 
 def show_one(options: argparse.Namespace, item: dict[str, Any]) -> int:
     """Print one thing."""
-    print_json(item) if options.json else print_fields(item)
+    print_json(item) if options.json else print_fields(list(item.items()))
     return DONE
 
 
@@ -342,7 +342,8 @@ def alarms_acknowledge(api: BrokerApi, options: argparse.Namespace) -> int:
 def status(api: BrokerApi, options: argparse.Namespace) -> int:
     answer = api.get("/status")
     with api.as_expected():
-        return show_one(options, answer if options.json else dict(_flat(answer)))
+        print_json(answer) if options.json else print_fields(list(_flat(answer)))
+    return DONE
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -137,8 +138,10 @@ class BrokerApi:
         if not error.detail:
             return CommandError(str(error), AWAY)
         unknown_path = not error.field and error.detail.startswith(("Not Found:", "Method Not Allowed:"))
+        path = error.detail.partition(": ")[2]
+        if unknown_path and re.search(rf"{API}/cluster\b", path):
+            return CommandError(f"{self.url} is not a node of a cluster", FAILED)
         if unknown_path and self._is_node():
-            path = error.detail.partition(": ")[2]
             return CommandError(f"{path}: not available at a node of a cluster; the cores of its shards have HTTP servers", FAILED)
         if unknown_path or "unknown parameter" in error.detail:
             reason = f"{self.url} is {self._version()}, this command is of {__version__}: {error.detail}"

@@ -58,7 +58,7 @@ def _show(api: BrokerApi, options: argparse.Namespace, stream: Any) -> int:
         fields |= {name: value for name, value in stream["settings"].items() if name != "filters"}
         rows = [(part["partition"], part["log_start_offset"], part["high_watermark"], part["segments"], part["bytes"])
                 for part in stream["partitions"]]
-    print_fields(fields)
+    print_fields(list(fields.items()))
     print_table(("PARTITION", "START", "END", "SEGMENTS", "BYTES"), rows, _NUMBERS)
     return DONE
 

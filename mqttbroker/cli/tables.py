@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Optional
 
 LONGEST = 60  # characters of a value that `brief` cuts
@@ -22,10 +22,10 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right
         print("  ".join(padded).rstrip())
 
 
-def print_fields(fields: Mapping[str, Any]) -> None:
-    """Print one thing: a name and a value per line."""
-    width = max(map(len, fields), default=0)
-    for name, value in fields.items():
+def print_fields(fields: Sequence[tuple[str, Any]]) -> None:
+    """Print one thing: a name and a value per line. A name may repeat."""
+    width = max((len(name) for name, _ in fields), default=0)
+    for name, value in fields:
         print(f"{name.ljust(width)}  {field_cell(name, value)}".rstrip())
 
 

@@ -197,6 +197,20 @@ def test_the_token_decides(call: Call, broker: BrokerProcess, tmp_path: Path, mo
     assert call("reload", "--config", str(broker.config))[0] == 0  # the configuration has the token
 
 
+def test_status_has_a_line_for_each_row_of_a_list(call: Call, broker: BrokerProcess) -> None:
+    with RawClient(broker.port) as client, RawClient(broker.port) as wrong:
+        client.connect("counted")
+        wrong.connect("wrong", username="nobody", password=b"x")
+    rows = json.loads(call("status", "--json")[1])["logins"]
+    lines = [line.split()[1:] for line in call("status")[1].splitlines() if line.split()[0] == "logins"]
+    assert len(rows) > 1 and lines == [[row["authenticator"], row["outcome"], str(row["count"])] for row in rows]
+
+
+def test_cluster_commands_on_a_single_broker_say_that_it_is_no_node(call: Call, broker: BrokerProcess) -> None:
+    for words in ((), ("status",), ("move", "0", "node-2"), ("drain",), ("snapshot",)):
+        assert call("cluster", *words) == (1, "", f"mqttbroker cluster: {broker.url} is not a node of a cluster\n")
+
+
 class Other(http.server.BaseHTTPRequestHandler):
     """A broker of another version: it has only /status."""
 
