@@ -7,9 +7,11 @@ connection gives the reason code of the CONNACK, as Mosquitto's commands do.
 from __future__ import annotations
 
 import argparse
+import math
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Optional
@@ -86,19 +88,26 @@ def sub_parser() -> argparse.ArgumentParser:
 
 
 class _Session:
-    """A connection from CONNECT on; ``ended`` is set when the command is to end, with ``status``."""
+    """A connection from CONNECT on; ``ended`` is set when the command is to end, with ``status``.
 
-    def __init__(self, name: str, options: argparse.Namespace) -> None:
+    One that is lost ends the command, unless there was a CONNACK and it ``reconnects``.
+    """
+
+    def __init__(self, name: str, options: argparse.Namespace, reconnects: bool) -> None:
         apply_url(options)
         self.name = name
         self.options = options
         self.status = 0
+        self.reconnects = reconnects
+        self.lost_at: Optional[float] = None  # monotonic time since which there is no connection
         self.connected = threading.Event()
         self.ended = threading.Event()
         where = place(options)
+        self.broker = options.unix or f"{options.host}:{where.port}"  # for messages
         self._where = where
-        self.client: Client = make_client(options, where)
+        self.client: Client = make_client(options, where, reconnects)
         self.client.on_connect = self._on_connect
+        self.client.on_disconnect = self._on_disconnect
         if options.debug:
             self.client.on_log = lambda client, data, level, text: print(text, file=sys.stderr)
 
@@ -122,6 +131,7 @@ class _Session:
             print(f"mqttbroker {self.name}: {text}", file=sys.stderr)
 
     def close(self) -> None:
+        self.ended.set()
         self.client.disconnect(properties=properties(self.options, "disconnect"))
         self.client.loop_stop()
 
@@ -133,25 +143,42 @@ class _Session:
             code = reason.value if version5 else codes.get(reason.value, reason.value)
             self.end(code, f"connection refused: {reason}")
         else:
+            self.lost_at = None
             self.opened()
             self.connected.set()
+
+    def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: ReasonCode, given: Any) -> None:
+        if flags.is_disconnect_packet_from_server:
+            self.end(FAILED, f"disconnected: {reason}")
+        elif self.ended.is_set():
+            return
+        elif not self.connected.is_set():
+            self.end(FAILED, f"{self.broker}: the connection was closed before a CONNACK came")
+        elif self.reconnects:
+            self.lost_at = time.monotonic()
+            self.say(f"{self.broker}: connection lost; connecting again")
+        else:
+            self.end(FAILED, f"{self.broker}: connection lost{self.unfinished()}")
 
     def opened(self) -> None:
         """Called on the client's thread after each CONNACK."""
 
+    def unfinished(self) -> str:
+        """What a lost connection leaves undone, as the end of a message."""
+        return ""
+
 
 def _run(session: _Session, work: Any) -> int:
     """Connect, do the work, and disconnect; returns the exit status."""
-    where = session.options.unix or f"{session.options.host}:{place(session.options).port}"
     try:
         session.open()
     except OSError as error:
-        session.say(f"{where}: {error.strerror or error}")
+        session.say(f"{session.broker}: {error.strerror or error}")
         return FAILED
     signal.signal(signal.SIGTERM, lambda number, frame: session.end(0))
     try:
         if not session.connected.wait(session.options.timeout or CONNECT_TIMEOUT):
-            session.end(TIMED_OUT if session.options.timeout else FAILED, f"{where}: no CONNACK came")
+            session.end(TIMED_OUT if session.options.timeout else FAILED, f"{session.broker}: no CONNACK came")
         if not session.ended.is_set():
             work()
     except KeyboardInterrupt:
@@ -165,37 +192,55 @@ def _run(session: _Session, work: Any) -> int:
 
 
 class _Publisher(_Session):
-    """Publishes messages, `MAX_WAITING` of which may wait for their acknowledgement."""
+    """Publishes messages, `MAX_WAITING` of which may wait for their acknowledgement.
+
+    With ``-l`` and QoS 1 or 2 it connects again, and sends again what was not acknowledged.
+    """
 
     def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__("pub", options)
+        super().__init__("pub", options, bool(options.stdin_line and options.qos))
+        self._waiting = 0  # messages that are not acknowledged, or at QoS 0 not sent
+        self._lock = threading.Lock()  # for `_waiting`
         self._properties = properties(options, "publish")
         self._room = threading.Semaphore(MAX_WAITING)
         self.client.on_publish = self._on_publish
-        self.client.on_disconnect = self._on_disconnect
         self.options.timeout = None
 
     def work(self) -> None:
         for payload in _payloads(self.options, self.ended):
-            while not self._room.acquire(timeout=0.2):
-                if self.ended.is_set():
-                    return
+            if not self._take_room():
+                return
+            with self._lock:
+                self._waiting += 1
             options = self.options
             self.client.publish(options.topic, payload, options.qos, options.retain, self._properties)
         for _ in range(MAX_WAITING):
-            while not self._room.acquire(timeout=0.2):
-                if self.ended.is_set():
-                    return
+            if not self._take_room(CONNECT_TIMEOUT):
+                return
+
+    def _take_room(self, longest: float = math.inf) -> bool:
+        """Wait until a message more may wait, ``longest`` seconds without a connection; false if the command ends."""
+        while not self._room.acquire(timeout=0.2):
+            lost_at = self.lost_at
+            if lost_at is not None and time.monotonic() - lost_at > longest:
+                self.end(FAILED, f"{self.broker}: not connected for {longest:g} s{self.unfinished()}")
+            if self.ended.is_set():
+                return False
+        return not self.ended.is_set()
+
+    def unfinished(self) -> str:
+        if not self.options.qos:
+            return "; messages at QoS 0 may be lost"
+        with self._lock:
+            return f"; not acknowledged: {self._waiting}"
 
     def _on_publish(self, client: Client, data: Any, mid: int, reason: ReasonCode, given: Any) -> None:
+        with self._lock:
+            self._waiting -= 1
         self._room.release()
         if reason.is_failure:
             self.say(f"publication {mid} was refused: {reason}")
             self.status = FAILED
-
-    def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: ReasonCode, given: Any) -> None:
-        if flags.is_disconnect_packet_from_server:
-            self.end(FAILED, f"disconnected: {reason}")
 
 
 def _payloads(options: argparse.Namespace, ended: threading.Event) -> Iterator[bytes]:
@@ -244,7 +289,7 @@ class _Subscriber(_Session):
     """Subscribes after each CONNACK, and prints messages."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        super().__init__("sub", options)
+        super().__init__("sub", options, True)
         self._properties = properties(options, "subscribe")
         self._left: Optional[int] = options.count
         self._output = sys.stdout.buffer
@@ -252,7 +297,6 @@ class _Subscriber(_Session):
         self.client.manual_ack_set(True)
         self.client.on_message = self._on_message
         self.client.on_subscribe = self._on_subscribe
-        self.client.on_disconnect = self._on_disconnect
 
     def opened(self) -> None:
         options = self.options
@@ -277,10 +321,6 @@ class _Subscriber(_Session):
             self.end(FAILED)
         elif self.options.subscribe_only:
             self.end(0)
-
-    def _on_disconnect(self, client: Client, data: Any, flags: Any, reason: ReasonCode, given: Any) -> None:
-        if flags.is_disconnect_packet_from_server:
-            self.end(FAILED, f"disconnected: {reason}")
 
     def _on_message(self, client: Client, data: Any, message: MQTTMessage) -> None:
         if self.ended.is_set():

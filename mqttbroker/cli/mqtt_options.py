@@ -23,6 +23,7 @@ PACKETS = {
 }  # fmt: skip
 VERSIONS = {"mqttv31": MQTTv31, "31": MQTTv31, "mqttv311": MQTTv311, "311": MQTTv311, "mqttv5": MQTTv5, "5": MQTTv5}
 NEVER = 0xFFFFFFFF
+MAX_RECONNECT_DELAY = 5  # seconds between two attempts to connect again
 _SCHEMES = {"mqtt": 1883, "mqtts": 8883, "ws": 80, "wss": 443}
 _BYTES = ("CorrelationData", "AuthenticationData")
 _TLS_VERSIONS = {"tlsv1.2": ssl.TLSVersion.TLSv1_2, "tlsv1.3": ssl.TLSVersion.TLSv1_3}
@@ -115,7 +116,7 @@ def place(options: argparse.Namespace) -> Place:
     return Place("websockets" if options.ws else "tcp", options.host, port, "/mqtt", tls)
 
 
-def make_client(options: argparse.Namespace, where: Place) -> Client:
+def make_client(options: argparse.Namespace, where: Place, reconnects: bool) -> Client:
     """A client of these options, not connected. Raises OptionError."""
     version = VERSIONS[options.protocol_version]
     client_id = options.id if options.id_prefix is None else f"{options.id_prefix}{os.getpid()}"
@@ -123,7 +124,7 @@ def make_client(options: argparse.Namespace, where: Place) -> Client:
         raise OptionError("-c needs -i or -I")
     client = Client(
         CallbackAPIVersion.VERSION2, client_id or "", None if version == MQTTv5 else not options.disable_clean_session,
-        protocol=version, transport=where.transport,
+        protocol=version, transport=where.transport, reconnect_on_failure=reconnects,
     )  # fmt: skip
     if where.transport == "websockets":
         client.ws_set_options(where.path)
@@ -145,6 +146,7 @@ def make_client(options: argparse.Namespace, where: Place) -> Client:
     except ValueError as error:
         raise OptionError(str(error)) from None
     client.max_inflight_messages_set(100)
+    client.reconnect_delay_set(1, MAX_RECONNECT_DELAY)
     return client
 
 

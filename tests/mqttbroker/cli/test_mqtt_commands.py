@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -160,6 +161,62 @@ def test_tls_and_websocket(tmp_path: Path) -> None:
             status, _, err = run("pub", *secure, "--tls-use-os-certs")
             assert status == 1 and "certificate verify failed" in err and err.count("\n") == 1
             assert [client.take().topic for _ in range(3)] == ["ws", "ws", "tls"]
+
+
+def start(name: str, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command(name, words), stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("qos", ["0", "1", "2"])
+def test_pub_says_that_the_connection_is_lost(qos: str) -> None:
+    with BrokerProcess() as broker, RawClient(broker.port) as client:
+        client.connect("seen")
+        client.subscribe("lost", options=0)
+        to = ("-p", str(broker.port), "-t", "lost", "-q", qos)
+        with start("pub", *to, "-m", "x", "--repeat", "1000", "--repeat-delay", "0.01") as running:
+            assert client.take().payload == b"x"
+            broker.kill()
+            _, err = running.communicate(timeout=20)
+            assert running.returncode == 1
+            what = r"messages at QoS 0 may be lost" if qos == "0" else r"not acknowledged: \d+"
+            assert re.fullmatch(rf"mqttbroker pub: localhost:{broker.port}: connection lost; {what}\n", err.decode())
+
+
+@pytest.mark.parametrize("name", ["pub", "sub"])
+def test_a_connection_that_is_closed_before_the_connack_ends_the_command(name: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with start(name, "-p", str(port), "-t", "x", *(("-m", "x") if name == "pub" else ())) as running:
+            taken, _ = server.accept()
+            taken.recv(1)
+            taken.close()
+            _, err = running.communicate(timeout=20)
+    assert running.returncode == 1
+    assert err.decode() == f"mqttbroker {name}: localhost:{port}: the connection was closed before a CONNACK came\n"
+
+
+def test_lines_at_qos_1_and_sub_outlive_a_restart_of_the_broker() -> None:
+    with BrokerProcess() as broker:
+        to = ("-p", str(broker.port), "-t", "again", "-q", "1")
+        assert run("sub", *to, "-c", "-i", "again", "-E")[0] == 0
+        subscriber = subprocess.Popen(command("sub", [*to, "-c", "-i", "again"]), stdout=subprocess.PIPE,
+                                      stderr=subprocess.PIPE)  # fmt: skip
+        assert subscriber.stdout is not None and subscriber.stderr is not None
+        with subscriber, start("pub", *to, "-l") as publisher:
+            assert publisher.stdin is not None and publisher.stderr is not None
+            publisher.stdin.write(b"before\n")
+            publisher.stdin.flush()
+            assert subscriber.stdout.readline() == b"before\n"
+            broker.restart(kill=True)
+            lost = f"localhost:{broker.port}: connection lost; connecting again\n"
+            assert publisher.stderr.readline().decode() == f"mqttbroker pub: {lost}"
+            assert subscriber.stderr.readline().decode() == f"mqttbroker sub: {lost}"
+            publisher.stdin.write(b"after\n")
+            publisher.stdin.close()
+            while (line := subscriber.stdout.readline()) != b"after\n":
+                assert line == b"before\n"  # whose PUBACK the broker has lost
+            subscriber.terminate()
+            assert (publisher.wait(20), subscriber.wait(20)) == (0, 0)
 
 
 WRONG = [
