@@ -11,6 +11,7 @@ from typing import Optional
 from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.client_events import topic_level
 from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.admin.views import AuthenticatorStatus, WorkerStatus
 from mqttbroker.bridges.bridge import BridgeStatus
 from mqttbroker.config.settings import Settings
@@ -40,6 +41,7 @@ class Conditions:
         authenticators: Callable[[], Sequence[AuthenticatorStatus]],
         workers: Callable[[], Sequence[WorkerStatus]],
         damage: Callable[[], str],
+        salvage: SalvageReport,
         problems: Callable[[], Sequence[str]],
         archive_problems: Callable[[], Sequence[str]],
         bridges: Callable[[], Sequence[BridgeStatus]] = tuple,
@@ -53,6 +55,7 @@ class Conditions:
         self._authenticators = authenticators
         self._workers = workers
         self._damage = damage
+        self._salvage = salvage
         self._problems = problems
         self._archive_problems = archive_problems
         self.disk_free: Optional[int] = None  # bytes for the broker in the data directory's file system; None = unknown
@@ -67,7 +70,8 @@ class Conditions:
                 await asyncio.sleep(INTERVAL)
 
     def read_disk(self) -> None:
-        """Set ``disk_free``; this may take long."""
+        """Set ``disk_free``, and look which damaged files are there; this may take long."""
+        self._salvage.look()
         try:
             found = os.statvfs(self._settings().data_dir)
         except OSError:
@@ -84,6 +88,8 @@ class Conditions:
             yield "store", broker.commits.error
         if damage := self._damage():
             yield "store_damage", damage
+        if reason := self._salvage.reason:
+            yield "store_salvaged", reason
         wanted = settings.alarms.disk_free
         if self.disk_free is not None and self.disk_free < wanted:
             yield "disk", f"{self.disk_free} bytes are free in the file system of data_dir, less than {wanted}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
 from bridge_spark.log.archive.archiver import Archiver
+from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.auth.security import Security
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener
@@ -14,7 +15,7 @@ from sessions.store.interface import Store
 
 
 class Health:
-    """``repairs``: the store is repaired at a restart if it is damaged. ``others`` returns more reasons."""
+    """``repairs``: the store is repaired at a restart if it is damaged. ``parts_unready`` returns more reasons."""
 
     def __init__(
         self,
@@ -25,6 +26,7 @@ class Health:
         listeners: Sequence[OpenListener],
         reloader: Reloader,
         repairs: bool,
+        salvage: SalvageReport,
         parts_unready: Callable[[], list[str]],
     ) -> None:
         self._broker = broker
@@ -34,6 +36,7 @@ class Health:
         self._listeners = listeners
         self._reloader = reloader
         self._repairs = repairs
+        self._salvage = salvage
         self._parts_unready = parts_unready
 
     def unready(self) -> list[str]:
@@ -58,6 +61,8 @@ class Health:
     def warnings(self) -> list[str]:
         """Problems that keep no client away from all listeners; called on the HTTP server's thread."""
         warnings = [f"reload: {problem}" for problem in self._reloader.problems]
+        if salvaged := self._salvage.reason:
+            warnings.append(f"store: {salvaged}")
         warnings += self._archiver.problems()
         if self._security.jwt is not None:
             warnings += self._security.jwt.problems

@@ -36,11 +36,13 @@ class OwnParts:
             settings.apply_interval,
             settings.limits.max_unapplied_bytes,
         )
+        self.repaired = ""
         self._passed = passed
 
     def recover(self) -> Recovered:
         """The store repairs itself first if the settings say so."""
-        return recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
+        recovered, self.repaired = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
+        return recovered
 
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
         """It is complete."""

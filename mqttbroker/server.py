@@ -40,7 +40,7 @@ from mqttbroker.admin.history import History, Sampler
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_gate import Gate
 from mqttbroker.admin.metrics import Metrics
-from mqttbroker.admin.repair import set_aside
+from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.admin.views import AuthenticatorStatus
 from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import bridge_terms, build_broker, listener_policy, restore
@@ -116,6 +116,10 @@ class BrokerParts(Protocol):
     @property
     def store(self) -> Store: ...
 
+    @property
+    def repaired(self) -> str:
+        """What `recover` had to repair, one line; "" = nothing."""
+
     def recover(self) -> Recovered:
         """Open the store. Raises StoreError."""
 
@@ -190,11 +194,11 @@ class Server:
         base = self.process_memory.resident()
         recovered = self.parts.recover()
         self.broker = build_broker(self.settings, recovered, self.security)
-        aside = set_aside(self.settings.data_dir)
-        for path in aside:
+        self.salvage = SalvageReport(self.settings.data_dir, self.parts.repaired)
+        for path in self.salvage.files:
             log.warning("event=damaged_file_kept file=%s", path)
         self.metrics = Metrics(
-            self.streams, len(aside), self.consumers, self._authenticators, self.workers.statuses, self._bridges
+            self.streams, self.salvage, self.consumers, self._authenticators, self.workers.statuses, self._bridges
         )
         self.metrics.store_progress = self.store.progress
         self.metrics.cluster_topics = self.parts.sys_topics
@@ -406,6 +410,7 @@ class Server:
         health = Health(
             self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
             self.settings.on_corrupt_store == "salvage",
+            self.salvage,
             self.parts.unready,
         )
         metrics_page = MetricsPage(
@@ -462,6 +467,7 @@ class Server:
             self.reloader.log_levels,
             reload,
             None if backup_dir is None or self.parts.clustered else lambda name: back_up(self.settings.data_dir, backup_dir / name),
+            lambda: self.salvage.reason,
         )
 
     async def _open_listener(self, listener: Listener) -> None:
@@ -550,6 +556,7 @@ class Server:
             self._authenticators,
             self.workers.statuses,
             lambda: self.store.damage,
+            self.salvage,
             lambda: self.reloader.problems,
             self.archiver.problems,
             self._bridges,

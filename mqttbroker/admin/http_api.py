@@ -174,6 +174,7 @@ class Operations(NamedTuple):
 
     ``reload`` returns the problems of a reload. ``back_up`` copies the data
     directory to a new directory of that name, in a thread, and returns one line; None = there is no place for backups.
+    ``salvaged`` is the reason of the alarm `store_salvaged`, "" = there is none.
     """
 
     control: BrokerControl
@@ -183,6 +184,7 @@ class Operations(NamedTuple):
     log_levels: LogLevels
     reload: Callable[[], Awaitable[List[str]]]
     back_up: Optional[Callable[[str], str]]
+    salvaged: Callable[[], str]
 
 
 class Api:
@@ -309,7 +311,7 @@ class Api:
 
     async def _status(self, call: Call) -> Any:
         status = await self._call(self._operations.runner.call(self._control.status))
-        return {"version": __version__, **status_json(status)}
+        return {"version": __version__, "store_salvaged": self._operations.salvaged() or None, **status_json(status)}
 
     async def _listeners(self, call: Call) -> Any:
         return {"items": await self._call(self._operations.runner.call(self._operations.listeners))}

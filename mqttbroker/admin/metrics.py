@@ -11,6 +11,7 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.latency import Latency
+from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.admin.views import AuthenticatorStatus, JwksStatus, WorkerStatus
 from sessions.counters import Counters
 from sessions.store.interface import Progress
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Metrics:
     """Figures of one broker's parts; safe to use from any thread.
 
-    ``set_aside`` is the number of damaged files that were in the data directory at the start. ``authenticators``
+    ``salvage`` has the damaged files in the data directory. ``authenticators``
     returns the state of those in other processes, ``workers`` that of the connection workers, ``bridges`` that of the bridges.
     ``http_counters`` are those of the HTTP server, ``http_requests`` its requests.
     """
@@ -30,7 +31,7 @@ class Metrics:
     def __init__(
         self,
         streams: Optional[StreamLogs],
-        set_aside: int = 0,
+        salvage: Optional[SalvageReport] = None,
         consumers: Optional[ConsumerLag] = None,
         authenticators: Callable[[], Sequence[AuthenticatorStatus]] = tuple,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
@@ -39,7 +40,7 @@ class Metrics:
         self.bridges = bridges
         self.authenticators = authenticators
         self.workers = workers
-        self.set_aside = set_aside
+        self._salvage = salvage
         self.store_progress: Callable[[], Progress] = Progress
         self.cluster_topics: Callable[[], Dict[str, object]] = dict  # of `$SYS`, in a cluster
         self.http_counters = Counters()
@@ -55,6 +56,11 @@ class Metrics:
         self.latency = Latency()
         self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
         self._started = time.monotonic()
+
+    @property
+    def set_aside(self) -> int:
+        """Damaged files that are set aside in the data directory."""
+        return 0 if self._salvage is None else len(self._salvage.files)
 
     @property
     def uptime(self) -> float:

@@ -275,7 +275,7 @@ class _Scrape(Collector):
             ("store_commits_behind", "Commits that the database does not have yet.", progress.commits_behind),
             ("store_apply_seconds", "Time that the last transaction of the database took.", progress.apply_seconds),
             ("stream_producers", "Producers whose repeats are recognised.", status.stream_producers),
-            ("store_set_aside_files", "Damaged files set aside, as of the start.", self._metrics.set_aside),
+            ("store_set_aside_files", "Damaged files that are set aside in the data directory.", self._metrics.set_aside),
             ("uptime_seconds", "Seconds since the start.", self._metrics.uptime),
         )
         for name, text, number in gauges:

@@ -34,6 +34,8 @@ DATABASE = "mqttbroker.db"
 
 # How often the commit log of a running broker is read again if it changed meanwhile.
 LIVE_ATTEMPTS = 5
+NAMED_FILES = 3  # damaged files that the report of a salvage names
+REPORT_LENGTH = 600  # characters of what a repair changed, in that report; the log has all
 
 Ends = dict[tuple[str, int], int]
 
@@ -167,6 +169,34 @@ def set_aside(data_dir: Path) -> list[Path]:
     return [*damaged_copies(data_dir / DATABASE), *sorted(logs), *sorted(segments)]
 
 
+class SalvageReport:
+    """What a repair changed at this start, ``done`` ("" = there was none), and the damaged files that are set aside in ``data_dir``.
+
+    An operator who has looked at the files moves or deletes them. The report of a repair without files lasts until the next start.
+    """
+
+    def __init__(self, data_dir: Path, done: str) -> None:
+        self._data_dir = data_dir
+        self._done = done
+        self.files = set_aside(data_dir)
+        self._had_files = bool(self.files)
+
+    def look(self) -> None:
+        """Forget the files that are gone; this may take long."""
+        self.files = [path for path in self.files if path.exists()]
+
+    @property
+    def reason(self) -> str:
+        """One line for the operator; "" if there is nothing to look at."""
+        files = self.files
+        if self._had_files and not files:
+            return ""
+        names = ", ".join(str(path.relative_to(self._data_dir)) for path in files[:NAMED_FILES])
+        more = f" and {len(files) - NAMED_FILES} more" if len(files) > NAMED_FILES else ""
+        kept = f"damaged files are kept: {names}{more}; move or delete them to end this" if files else ""
+        return "; ".join(filter(None, (self._done, kept)))
+
+
 def repair(data_dir: Path, reason: str = "") -> list[str]:
     """Repair a data directory that no broker uses; returns one line per change.
 
@@ -244,13 +274,13 @@ def _repair_streams(directory: Path, ends: Ends, trusted: bool, now: str, lines:
     return changed
 
 
-def recover(store: Store, data_dir: Path, on_corrupt_store: str) -> Recovered:
+def recover(store: Store, data_dir: Path, on_corrupt_store: str) -> tuple[Recovered, str]:
     """Open the store; if it is damaged, repair it first, or refuse it if ``on_corrupt_store`` is ``refuse``.
 
-    Raises the errors of `Store.recover` and `repair`.
+    Returns what the repair changed, too, "" if there was none. Raises the errors of `Store.recover` and `repair`.
     """
     try:
-        return store.recover()
+        return store.recover(), ""
     except (CorruptStore, StreamLogDamage) as error:
         if on_corrupt_store == "refuse":
             raise CorruptStore(f"{error}; run mqttbroker repair-store {data_dir}") from None
@@ -261,4 +291,7 @@ def recover(store: Store, data_dir: Path, on_corrupt_store: str) -> Recovered:
             raise CorruptStore(f"{error}; the repair failed: {failure}") from None
         for line in lines:
             log.warning("event=store_repaired what=%s", line)
-        return store.recover()
+        done = f"repaired at this start: {'; '.join(lines) or error}"
+        if len(done) > REPORT_LENGTH:
+            done = f"{done[:REPORT_LENGTH]}… (event=store_repaired in the log has the rest)"
+        return store.recover(), done

@@ -88,6 +88,7 @@ class ShardCore:
     """
 
     clustered = True
+    repaired = ""  # the next core makes damaged tables again, from a snapshot and the log
 
     def __init__(self, setup: CoreSetup, shard: int, directory: Path, on_lost: Callable[[str], None]) -> None:
         settings, cluster = setup.settings, setup.settings.cluster

@@ -227,6 +227,12 @@ def test_a_broker_starts_with_what_can_be_read(
         reader.subscribe("kept")
         assert reader.wait_for(Publish).payload == b"value"
         reader.close()
+    reason = json.loads(broker.get("/api/v1/status"))["store_salvaged"]
+    assert reason.startswith("repaired at this start: ") and f"store: {reason}" in json.loads(broker.get("/readyz"))["warnings"]
+    broker.wait_for_log("event=alarm_raised alarm=store_salvaged")
+    (alarm,) = json.loads(broker.get("/api/v1/alarms"))["active"]
+    assert (alarm["name"], alarm["reason"]) == ("store_salvaged", reason)
+    assert 'mqttbroker_alarm{alarm="store_salvaged"} 1.0' in broker.get("/metrics").decode()
     # It serves, and finds no damage at the next start.
     client = RawClient(broker.port)
     client.connect("c")
@@ -237,6 +243,19 @@ def test_a_broker_starts_with_what_can_be_read(
     broker.restart()
     assert not [line for line in broker.lines[first:] if "store_corrupt" in line]
     assert check(data_dir).problems == []
+    # The alarm lasts as long as damaged files are in the data directory.
+    files = set_aside(data_dir)
+    kept = json.loads(broker.get("/api/v1/status"))["store_salvaged"]
+    if not files:
+        assert kept is None
+        return
+    assert kept.startswith("damaged files are kept: ") and all(str(path.relative_to(data_dir)) in kept for path in files)
+    broker.wait_for_log("event=alarm_raised alarm=store_salvaged", after=first)
+    for path in files:
+        path.unlink()
+    broker.wait_for_log("event=alarm_cleared alarm=store_salvaged", after=first)
+    assert json.loads(broker.get("/api/v1/status"))["store_salvaged"] is None
+    assert "warnings" not in json.loads(broker.get("/readyz"))
 
 
 def test_on_corrupt_store_refuse(data_dir: Path) -> None:
