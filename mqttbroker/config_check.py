@@ -7,17 +7,24 @@ import re
 from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Optional
 from urllib.parse import urlsplit
 
 from bridge_spark.log.archive.files import ArchiveError, open_files
 from bridge_spark.log.archive.location import parse_location
-from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS
+from bridge_spark.log.stream_config import StreamLogDamage, StreamLogError
+from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS, partitions_refused, read_description
+from mqttbroker.admin.repair import DATABASE
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, is_loopback
+from mqttbroker.config.stream_definition import DefinitionError, stream_of
 from mqttbroker.log_targets import JOURNAL_SOCKET
 from mqttbroker.memory_limit import memory_warning
 from mqttbroker.net.tls import http_context, server_context
+from sessions.store.check import is_emptied
+from sessions.store.recovery import LOG_DIRECTORY
+from sessions.store.schema import refused_header
 
 # Authenticators of clients that send a password or token.
 _WITH_SECRETS = frozenset(("password_file", "jwt", "http_callback", "plugin"))
@@ -25,7 +32,59 @@ _WITH_SECRETS = frozenset(("password_file", "jwt", "http_callback", "plugin"))
 
 def check(settings: Settings) -> list[str]:
     """One line for each problem that prevents a broker from starting or from accepting any client."""
-    return [*_files(settings), *_data_dir(settings.data_dir), *_logins(settings), *_archive_directories(settings)]
+    return [
+        *_files(settings), *_data_dir(settings.data_dir), *stored(settings), *_logins(settings), *_archive_directories(settings),
+    ]  # fmt: skip
+
+
+def stored(settings: Settings) -> list[str]:
+    """One line for each thing in the data directory that a start with these settings refuses. A broker may be using the directory."""
+    if settings.cluster.configured or not settings.data_dir.is_dir():  # a cluster's streams and sessions are in Kafka
+        return []
+    problems = []
+    streams = settings.data_dir / STREAMS
+    for stream in settings.streams:
+        try:
+            known = read_description(streams / stream.name)
+        except StreamLogDamage as error:
+            if settings.on_corrupt_store == "refuse":
+                problems.append(f"streams.{stream.name}: {error}; run mqttbroker repair-store {settings.data_dir}")
+            continue
+        except (StreamLogError, OSError) as error:
+            problems.append(f"streams.{stream.name}: {error}")
+            continue
+        if known is not None and (refused := partitions_refused(known, stream.partitions)):
+            problems.append(f"streams.{stream.name}.partitions: {refused}")
+    return problems + _created_streams(settings) + _stored_database(settings)
+
+
+def _created_streams(settings: Settings) -> list[str]:
+    """Streams that were created at run time."""
+    streams = settings.data_dir / STREAMS
+    configured = {stream.name for stream in settings.streams}
+    problems = []
+    for name in sorted({path.parent.name for path in streams.glob(f"*/{DESCRIPTION_FILE}")} - configured):
+        try:
+            definition = (read_description(streams / name) or {}).get("definition")
+            if isinstance(definition, dict):
+                stream_of(name, definition)
+        except DefinitionError as error:
+            problems.append(f"data_dir: {streams / name / DESCRIPTION_FILE}: {error}")
+        except (StreamLogError, OSError) as error:
+            problems.append(f"data_dir: {error}")
+    return problems
+
+
+def _stored_database(settings: Settings) -> list[str]:
+    path = settings.data_dir / DATABASE
+    try:
+        if refused := refused_header(path):
+            return [f"data_dir: {path}: {refused}"]
+        if not path.exists() and not is_emptied(path) and next((settings.data_dir / LOG_DIRECTORY).glob("*.log"), None) is not None:
+            return [f"data_dir: {path}: is missing, but its commit log is there; restore the database"]
+    except OSError as error:
+        return [f"data_dir: {path}: {error.strerror}"]
+    return []
 
 
 def warnings(settings: Settings) -> list[str]:
@@ -73,12 +132,18 @@ def _unknown_streams(settings: Settings) -> Iterator[str]:
                 yield f"http.access.{index}.streams: there is no stream {name!r} yet"
 
 
-def source_of(line: str, settings: Settings, file: Path) -> str:
-    """The variable that set a key named by a line of `check` or `warnings`, or the configuration file."""
+def source_of(line: str, settings: Settings, file: Optional[Path]) -> str:
+    """The variable, or the file and its line, that set a key named by a line of `check`, `stored` or `warnings`; else the
+    configuration file, "" = unknown."""
     key, _, text = line.partition(": ")
+    for index, stream in enumerate(settings.streams):
+        key = re.sub(rf"^streams\.{re.escape(stream.name)}(?=\.|$)", f"streams.{index}", key)
     words = re.findall(r"[\w.]+", text)
     keys = [key, *(f"{key}.{word}" for word in words), *words]
-    return next((settings.sources[name] for name in keys if name in settings.sources), str(file))
+    if key.startswith("streams."):  # one that lacks the key
+        section = key.rpartition(".")[0] if key.count(".") > 1 else key
+        keys += [f"{section}.{name}" for name in ("filters", "key", "partitions")]
+    return next((settings.sources[name] for name in keys if name in settings.sources), "" if file is None else str(file))
 
 
 def _archive_directories(settings: Settings) -> Iterator[str]:

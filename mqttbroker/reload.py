@@ -10,8 +10,10 @@ import asyncio
 import dataclasses
 import logging
 import re
-from typing import Any, Callable, List, Optional
+from collections.abc import Sequence
+from typing import Any, Callable, List, NamedTuple, Optional
 
+from mqttbroker import config_check
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.http import HttpServer
@@ -48,6 +50,14 @@ RELOADABLE = re.compile(
 )
 
 
+class Reloaded(NamedTuple):
+    """The outcome of a reload: lines for its problems, and the keys that changed, those of streams with their names."""
+
+    problems: List[str] = []
+    applied: List[str] = []
+    restart_needed: List[str] = []  # whose values wait for the next start
+
+
 class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
@@ -73,7 +83,7 @@ class Reloader:
         self.client_events: Optional[ClientEvents] = None
         self.stream_control: Optional[StreamControl] = None
         self.bridges: Optional[Bridges] = None
-        self.problems: List[str] = []  # of the last reload
+        self.last = Reloaded()
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
         self._broker = broker
@@ -82,6 +92,11 @@ class Reloader:
         self._listeners = listeners
         self._manager = manager
         self._task: Optional[asyncio.Task[None]] = None
+
+    @property
+    def problems(self) -> List[str]:
+        """Those of the last reload."""
+        return self.last.problems
 
     def start(self) -> None:
         """Reload as a task; for a signal handler."""
@@ -103,7 +118,8 @@ class Reloader:
             await asyncio.wait([previous])  # also if it failed
         self._manager.reloading()
         try:
-            problems = self._reload_settings() + _reopen_log(self.settings.log)
+            reloaded = await self._reload_settings()
+            problems = [*reloaded.problems, *_reopen_log(self.settings.log)]
             problems += await self._alter_streams()
             if self.bridges is not None:
                 await self.bridges.apply(self.settings.bridges)
@@ -115,36 +131,51 @@ class Reloader:
             problems += self._renew_http_certificates()
         finally:
             self._manager.ready()
-        self.problems = problems
+        self.last = reloaded._replace(problems=problems)
         log.info("event=reloaded problems=%d", len(problems))
-        reloaded, self.reloaded = self.reloaded, asyncio.Event()
-        reloaded.set()
+        done, self.reloaded = self.reloaded, asyncio.Event()
+        done.set()
 
-    def _reload_settings(self) -> List[str]:
+    async def _reload_settings(self) -> Reloaded:
         try:
             reread = self._reread()
+            refused = await asyncio.to_thread(config_check.stored, reread)
+            if refused:
+                sources = [(config_check.source_of(problem, reread, None), problem) for problem in refused]
+                raise ConfigError([": ".join(filter(None, each)) for each in sources])
         except ConfigError as error:
             for problem in error.problems:
                 log.error("event=reload_failed reason=%s", problem)
-            return error.problems
+            return Reloaded(error.problems)
+        return self._apply_settings(reread)
+
+    def _apply_settings(self, reread: Settings) -> Reloaded:
+        applied, restart_needed = [], []
         in_force = self.settings
         before, after = flatten(in_force), flatten(reread)
         # Keys name streams by their positions in the file, which change when a stream is added or removed.
         same_streams = [each.name for each in in_force.streams] == [each.name for each in reread.streams]
         for key in sorted(before.keys() | after.keys()):
-            if before.get(key) == after.get(key) or key.startswith("bridges."):
+            by_name = key.startswith("bridges.") or (key.startswith("streams.") and not same_streams)
+            if before.get(key) == after.get(key) or by_name:
                 continue
-            in_both = key in before and key in after and (same_streams or not key.startswith("streams."))
-            if in_both and self._is_reloadable(key, after.get(key)):
+            name = named_key(key, reread if key in after else in_force)
+            if key in before and key in after and self._is_reloadable(key, after[key]):
                 self.settings = with_key(self.settings, key, after[key])
                 values = shown_value(key, before[key]), shown_value(key, after[key])
-                audit.info("event=setting_changed key=%s from=%s to=%s", key, *values)
+                audit.info("event=setting_changed key=%s from=%s to=%s", name, *values)
+                applied.append(name)
             else:
-                audit.warning("event=restart_needed key=%s", key)
+                restart_needed.append(name)
+        if not same_streams:
+            restart_needed += _changed_tables("streams", in_force.streams, reread.streams)
+        for name in restart_needed:
+            audit.warning("event=restart_needed key=%s", name)
         # Keys name bridges by their positions, too.
+        applied += _changed_tables("bridges", in_force.bridges, reread.bridges)
         self.settings = dataclasses.replace(self.settings, sources=reread.sources, bridges=reread.bridges)
         self._apply(in_force)
-        return []
+        return Reloaded([], applied, restart_needed)
 
     def _is_reloadable(self, key: str, value: object) -> bool:
         section = key.partition(".")[0]
@@ -208,6 +239,21 @@ def _reopen_log(settings: Log) -> List[str]:
     for problem in problems:
         log.error("event=reload_failed reason=%s", problem)
     return problems
+
+
+def _changed_tables(section: str, before: Sequence[Any], after: Sequence[Any]) -> List[str]:
+    """The keys of the tables with names that are new, gone or changed."""
+    old, new = ({each.name: each for each in tables} for tables in (before, after))
+    return [f"{section}.{name}" for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+
+
+def named_key(key: str, settings: Settings) -> str:
+    """A key of `flatten`, with the name of the stream or queue in the place of its number."""
+    section, _, rest = key.partition(".")
+    number, dot, rest = rest.partition(".")
+    if section not in ("streams", "queues") or not dot:
+        return key
+    return f"{section}.{getattr(settings, section)[int(number)].name}.{rest}"
 
 
 def with_key(settings: Any, key: str, value: Any) -> Any:

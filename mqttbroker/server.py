@@ -455,9 +455,9 @@ class Server:
 
         backup_dir = self.settings.http.backup_dir
 
-        async def reload() -> list[str]:
+        async def reload() -> dict[str, list[str]]:
             await asyncio.wrap_future(self.control_runner.reload())
-            return self.reloader.problems
+            return self.reloader.last._asdict()
 
         return Operations(
             self.control,

@@ -43,6 +43,14 @@ def read_description(directory: Path) -> Optional[Dict[str, Any]]:
     return known
 
 
+def partitions_refused(known: Mapping[str, Any], partitions: int) -> str:
+    """Why a stream of the description `known` cannot have this number of partitions; "" if it can."""
+    if known["partitions"] == partitions:
+        return ""
+    return (f"has {known['partitions']} partitions and cannot get {partitions}, as keys would move: set partitions = "
+            f"{known['partitions']}, or give the stream another name")  # fmt: skip
+
+
 def write_description(directory: Path, description: Mapping[str, Any]) -> None:
     """Replace the description; the stream is not deleted any more.  Raises `OSError`."""
     replace_file(directory / DESCRIPTION_FILE, (json.dumps(description, indent=2) + "\n").encode())

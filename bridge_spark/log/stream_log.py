@@ -45,6 +45,7 @@ from bridge_spark.log.stream_files import (
     finish_deletion,
     finish_deletions,
     mark_deleted,
+    partitions_refused,
     read_description,
     remove_files,
     write_description,
@@ -151,10 +152,8 @@ class StreamLogs:
             location = location or known.get("archive", "")
             former = [*known.get("past_filters", ()), *known.get("filters", ())]
             past = [each for each in dict.fromkeys(former) if each not in config.filters]
-            if known["partitions"] != config.partitions:
-                change = f"{known['partitions']} partitions and cannot get {config.partitions}"
-                raise StreamLogError(f"stream {config.name!r} has {change}, as keys would move: set partitions = "
-                                     f"{known['partitions']}, or give the stream another name")
+            if refused := partitions_refused(known, config.partitions):
+                raise StreamLogError(f"stream {config.name!r} {refused}")
         if past:
             description["past_filters"] = past
         if config.definition is not None:

@@ -169,10 +169,17 @@ BAN_KEY = [
 STREAM_NAME = Field("name", Word(1), "the name of a stream")
 
 
+RELOADED = record(
+    problems=array(described(TEXT, "one line")),
+    applied=array(described(TEXT, "a key whose new value is in force")),
+    restart_needed=array(described(TEXT, "a key whose new value waits for the next start")),
+)
+
+
 class Operations(NamedTuple):
     """The operations of the API. ``listeners`` and ``configuration`` return the objects of `LISTENER` and `SETTING`.
 
-    ``reload`` returns the problems of a reload. ``back_up`` copies the data
+    ``reload`` returns the object of `RELOADED`. ``back_up`` copies the data
     directory to a new directory of that name, in a thread, and returns one line; None = there is no place for backups.
     ``salvaged`` is the reason of the alarm `store_salvaged`, "" = there is none.
     """
@@ -182,7 +189,7 @@ class Operations(NamedTuple):
     listeners: Callable[[], List[Dict[str, Any]]]
     configuration: Callable[[], List[Dict[str, Any]]]
     log_levels: LogLevels
-    reload: Callable[[], Awaitable[List[str]]]
+    reload: Callable[[], Awaitable[Dict[str, List[str]]]]
     back_up: Optional[Callable[[str], str]]
     salvaged: Callable[[], str]
 
@@ -231,7 +238,7 @@ class Api:
                               Field("seconds", Seconds(MAX_LEVEL_SECONDS), "how long; absent = until the next reload", None)],
                         action="set_log_level", tag="broker"),
             route("POST", "/reload", self._reload, administer, "Reload the configuration, as SIGHUP does",
-                        record(problems=array(TEXT)), action="reload", tag="broker"),
+                        RELOADED, action="reload", tag="broker"),
             route("POST", "/backup", self._back_up, administer,
                         "Back up now, to a directory below http.backup_dir", record(summary=TEXT),
                         body=[Field("name", BACKUP_NAME, "the name of the directory")], action="backup", tag="broker",
@@ -329,7 +336,7 @@ class Api:
         return await self._level(call)
 
     async def _reload(self, call: Call) -> Any:
-        return {"problems": await self._operations.reload()}
+        return await self._operations.reload()
 
     async def _back_up(self, call: Call) -> Any:
         back_up = self._operations.back_up

@@ -398,6 +398,12 @@ def reload(api: BrokerApi, options: argparse.Namespace) -> int:
         if options.json:
             print_json(answer)
         else:
+            for key in answer["applied"]:
+                print(f"changed         {cell(key)}")
+            for key in answer["restart_needed"]:
+                print(f"restart needed  {cell(key)}")
+            if not (answer["applied"] or answer["restart_needed"] or problems):
+                print("no setting has changed")
             for problem in problems:
                 print(cell(problem), file=sys.stderr)
     return FAILED if problems else DONE

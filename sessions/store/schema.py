@@ -32,6 +32,7 @@ MIGRATION_SET = "sessions"
 NEWEST = Path(__file__).with_name("newest_schema.sql")
 # The first version with UPDATE ... FROM.
 OLDEST_SQLITE = (3, 33, 0)
+HEADER_BYTES = 100  # of a database file
 
 Migration = Callable[["Database"], None]
 
@@ -146,6 +147,28 @@ MIGRATIONS: tuple[Migration, ...] = (
 )
 
 
+def _newer(version: int, known: int) -> str:
+    return f"schema version {version} is newer than this program's {known}; use the newer program"
+
+
+def refused_header(path: Path) -> str:
+    """Why this program cannot open the database, as far as its file's header tells; "" if there is no reason or no file.
+
+    A damaged header is none: the start repairs it. A running broker may be using the file. Raises `OSError`.
+    """
+    try:
+        with open(path, "rb") as file:
+            header = file.read(HEADER_BYTES)
+    except FileNotFoundError:
+        return ""
+    if len(header) < HEADER_BYTES or not header.startswith(b"SQLite format 3\0"):
+        return ""
+    version, application = (int.from_bytes(header[at : at + 4], "big") for at in (60, 68))
+    if application not in (0, APPLICATION_ID):
+        return "not a database of this broker"
+    return _newer(version, len(MIGRATIONS)) if version > len(MIGRATIONS) else ""
+
+
 def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Migrate the database to the newest schema; `connection` is in autocommit mode.
 
@@ -159,10 +182,7 @@ def prepare(connection: sqlite3.Connection, path: str, migrations: Sequence[Migr
     if tables and application != APPLICATION_ID:
         raise StoreError(f"{path}: not a database of this broker")
     if version > len(migrations):
-        raise StoreError(
-            f"{path}: schema version {version} is newer than this program's"
-            f" {len(migrations)}; use the newer program"
-        )
+        raise StoreError(f"{path}: {_newer(version, len(migrations))}")
     if version == len(migrations):
         return
     if not tables and migrations is MIGRATIONS:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
+import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,9 @@ import pytest
 from support.broker_process import BrokerProcess, to_toml
 from support.certificates import CertificateFiles
 from support.command_line import one_line, run
+from support.raw_client import RawClient
+
+from mqttbroker.admin.repair import DATABASE
 
 TLS = '[[listeners]]\ntype = "tls"\nport = 0\ncertfile = "{directory}/server.pem"\nkeyfile = "{directory}/server.key"\n'
 
@@ -38,6 +44,69 @@ def test_problem_is_one_line_with_file_and_key(tmp_path: Path, config: str, prob
     done = run("check-config", str(path), cwd=tmp_path)
     assert done.returncode == 2
     assert re.search(problem, one_line(done.stderr)) and "broker.toml" in done.stderr
+
+
+def used_by_a_broker(directory: Path) -> None:
+    config = directory / "first.toml"
+    config.write_text('[streams.s]\nfilters = ["s/#"]\n')
+    with BrokerProcess(directory / "data", config.read_text()) as broker:
+        with RawClient(broker.port) as client:
+            client.connect("c")
+            client.publish("kept", b"x", 1, True)
+        broker.kill()  # so that there is a commit log
+
+
+def newer_database(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / "data" / DATABASE)) as database:
+        database.execute("PRAGMA user_version = 1000")
+
+
+def other_database(directory: Path) -> None:
+    with closing(sqlite3.connect(directory / "data" / DATABASE)) as database:
+        database.execute("PRAGMA application_id = 7")
+
+
+def without_database(directory: Path) -> None:
+    for path in (directory / "data").glob(f"{DATABASE}*"):
+        path.unlink()
+
+
+def description(directory: Path, **changes: Any) -> None:
+    path = directory / "data/streams/s/stream.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def created_with_a_mistake(directory: Path) -> None:
+    path = directory / "data/streams/made/stream.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({"format_version": 1, "partitions": 1, "definition": {"filters": ["#/a"]}}))
+
+
+STREAM = '[streams.s]\nfilters = ["s/#"]\n'
+STORED: list[tuple[str, Callable[[Path], object], str]] = [
+    (STREAM + "partitions = 2\n", lambda directory: None,
+     r"broker\.toml:4: streams\.s\.partitions: has 4 partitions and cannot get 2, as keys would move: set partitions = 4, or .*"),
+    (STREAM, lambda directory: description(directory, partitions=3), r"broker\.toml:3: streams\.s\.partitions: has 3 partitions and .*"),
+    (STREAM, lambda directory: description(directory, format_version=99), r"broker\.toml:3: streams\.s: .*stream\.json: format 99, but .*"),
+    ("", newer_database, r"broker\.toml:1: data_dir: .*mqttbroker\.db: schema version 1000 is newer than this program's \d+; .*"),
+    ("", other_database, r"broker\.toml:1: data_dir: .*mqttbroker\.db: not a database of this broker"),
+    ("", created_with_a_mistake, r"broker\.toml:1: data_dir: .*made/stream\.json: .*"),
+    ("", without_database, r"broker\.toml:1: data_dir: .*: is missing, but its commit log is there; .*"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("config", "change", "problem"), STORED)
+def test_what_the_start_refuses_in_the_data_directory_is_a_problem(
+    tmp_path: Path, config: str, change: Callable[[Path], object], problem: str
+) -> None:
+    used_by_a_broker(tmp_path)
+    (tmp_path / "broker.toml").write_text(f'data_dir = "{tmp_path / "data"}"\n{config}')
+    assert run("check-config", "broker.toml", cwd=tmp_path).returncode == 0 or "partitions = 2" in config
+    change(tmp_path)
+    done = run("check-config", "broker.toml", cwd=tmp_path)
+    assert done.returncode == 2 and re.fullmatch(problem, one_line(done.stderr)), done.stderr
+    done = run("serve", "--config", "broker.toml", "--port", "0", "--http-port", "off", cwd=tmp_path)
+    assert done.returncode in (1, 2)  # or the check finds too much
 
 
 VARIABLES = [
@@ -122,7 +191,7 @@ def test_a_stream_that_may_be_created_later_is_a_warning(tmp_path: Path) -> None
     config = {"data_dir": "data", "streams": {"plant": {"filters": ["plant/#"]}}, "http": {"access": access}}
     (tmp_path / "broker.toml").write_text(to_toml(config))
     (tmp_path / "data" / "streams" / "made").mkdir(parents=True)
-    (tmp_path / "data" / "streams" / "made" / "stream.json").write_text("{}")
+    (tmp_path / "data" / "streams" / "made" / "stream.json").write_text('{"format_version": 1, "partitions": 1}')
     done = run("check-config", "broker.toml", cwd=tmp_path)
     assert done.returncode == 0
     assert re.fullmatch(r"warning: broker.toml(:\d+)?: http.access.0.streams: there is no stream 'none' yet", one_line(done.stderr))

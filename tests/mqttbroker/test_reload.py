@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import urllib.error
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.command_line import run
 from support.metric_samples import samples
 from support.raw_client import RawClient
 
@@ -35,11 +37,19 @@ class Reloadable:
 
     def reload(self, awaited: str = "event=reloaded", **keys: Any) -> None:
         self.keys |= {key.replace("__", "."): value for key, value in keys.items()}
-        self.broker.config.write_text(self.toml(), encoding="utf-8")
+        self.write()
         after = len(self.broker.lines)
         os.kill(self.broker.pid, signal.SIGHUP)
         self.broker.wait_for_log(awaited, after=after)
         self.broker.wait_for_log("event=reloaded", after=after)
+
+    def write(self) -> None:
+        self.broker.config.write_text(self.toml(), encoding="utf-8")
+
+    def command(self) -> tuple[int, str, str]:
+        """Exit status, output and errors of ``mqttbroker reload``."""
+        done = run("reload", "--url", self.broker.url, "--token", "t", cwd=self.broker.config.parent)
+        return done.returncode, done.stdout, done.stderr
 
     def connect(self, client_id: str = "c") -> Connack:
         with RawClient(self.broker.port) as client:
@@ -86,6 +96,35 @@ def test_mistake_keeps_the_settings_in_force_and_is_reported_until_mended(start_
     running.reload(limits__receive_maximum=10, allow_anonymous=True)
     assert running.connect().properties.receive_maximum == 10
     assert json.loads(broker.get("/readyz")) == {"status": "ok"}
+
+
+def test_the_command_lists_what_changed_and_what_needs_a_restart(start_broker: Start) -> None:
+    files = {"streams.s.filters": ["s/#"], "streams.t.filters": ["t/#"]}
+    running = Reloadable(start_broker, **files, **{"streams.s.segment_bytes": "1MiB", "http.token": "t"})
+    assert running.command() == (0, "no setting has changed\n", "")
+    running.keys |= {"allow_anonymous": False, "streams.s.segment_bytes": "2MiB", "streams.s.key": "client", "durability": "off"}
+    running.write()
+    status, out, err = running.command()
+    rows = [("changed", "allow_anonymous"), ("changed", "streams.s.segment_bytes"), ("restart needed", "durability"),
+            ("restart needed", "streams.s.key")]  # fmt: skip
+    assert (status, out, err) == (0, "".join(f"{what.ljust(14)}  {key}\n" for what, key in rows), "")
+    running.broker.wait_for_log("event=setting_changed key=streams.s.segment_bytes from=1048576 to=2097152")
+    running.broker.wait_for_log("event=restart_needed key=streams.s.key")
+    del running.keys["streams.s.filters"], running.keys["streams.s.segment_bytes"], running.keys["streams.s.key"]
+    running.write()
+    assert running.command() == (0, "restart needed  durability\nrestart needed  streams.s\n", "")
+
+
+def test_what_the_next_start_would_refuse_is_a_problem_of_the_reload(start_broker: Start) -> None:
+    running = Reloadable(start_broker, **{"streams.s.filters": ["s/#"], "streams.s.partitions": 1, "http.token": "t"})
+    running.keys |= {"streams.s.partitions": 2, "allow_anonymous": False}
+    running.write()
+    status, out, err = running.command()
+    assert (status, out) == (1, "")
+    assert re.fullmatch(r"\S+broker\.toml:3: streams\.s\.partitions: has 1 partitions and cannot get 2, .*\n", err)
+    assert running.connect().reason_code == 0  # a mistake changes nothing
+    running.broker.wait_for_log("event=reload_failed reason=.*broker.toml:3: streams.s.partitions")
+    assert "streams.s.partitions" in json.loads(running.broker.get("/readyz"))["warnings"][0]
 
 
 @pytest.mark.parametrize("key", flatten(Settings(streams=(Stream("s", ("a/#",)),))))

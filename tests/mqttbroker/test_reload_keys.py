@@ -22,7 +22,7 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.reload import Reloader, with_key
+from mqttbroker.reload import Reloader, named_key, with_key
 from mqttbroker.service_manager import ServiceManager
 from sessions.store.interface import Recovered
 
@@ -144,17 +144,15 @@ class Plant:
         terms = listener_terms(BASE, BASE.listeners[0])
         policy = ListenerPolicy(security.policy, terms, None, broker.outbound.counters)
         listener = OpenListener(BASE.listeners[0], policy, scheduler, sockets)
-        self.wanted = BASE
         self.roots = (broker, security, sockets, policy)
         levels = LogLevels(asyncio.new_event_loop(), BASE.log.level, {})
         self.reloader = Reloader(
-            lambda: self.wanted, BASE, broker, security, sockets, [listener], ServiceManager({}), levels
+            lambda: BASE, BASE, broker, security, sockets, [listener], ServiceManager({}), levels
         )
 
     def reload(self, settings: Settings) -> None:
         """Reload the settings without the files that they name: these have tests of their own."""
-        self.wanted = settings
-        assert self.reloader._reload_settings() == []
+        assert self.reloader._apply_settings(settings).problems == []
 
     def state(self) -> dict[tuple[Any, ...], Any]:
         found = state(*self.roots)
@@ -179,8 +177,9 @@ def problem(plant: Plant, key: str, lines: list[str]) -> str:
         return "the test has no other value"
     lines.clear()
     plant.reload(with_key(BASE, key, value))
-    applied = any(line.startswith(f"event=setting_changed key={key} ") for line in lines)
-    named = f"event=restart_needed key={key}" in lines
+    name = "streams.s" if key == "streams.0.name" else named_key(key, BASE)
+    applied = any(line.startswith(f"event=setting_changed key={name} ") for line in lines)
+    named = f"event=restart_needed key={name}" in lines
     if applied == named or applied != plant.reloader._is_reloadable(key, value):
         return f"logged: {lines}"
     if flatten(plant.reloader.settings)[key] != (value if applied else values[key]):

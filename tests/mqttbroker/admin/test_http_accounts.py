@@ -45,7 +45,7 @@ def files(broker: BrokerProcess, alice: str) -> Path:
     """The directory of the password file and the ACL file, as they are before each test."""
     directory = Path(Api(broker).get("/users")["items"][0]["file"]).parent
     write_files(directory, alice)
-    assert Api(broker).ask("POST", "/reload") == (200, {"problems": []})
+    assert Api(broker).ask("POST", "/reload") == (200, {"problems": [], "applied": [], "restart_needed": []})
     return directory
 
 
@@ -166,7 +166,7 @@ def test_an_edit_by_an_operator_is_neither_lost_nor_put_in_force_half_done(api: 
         path.write_text(edited)
         assert "reload first" in api.refused(409, None, method, where, body)
         assert path.read_text() == edited
-        assert api.ask("POST", "/reload") == (200, {"problems": []})
+        assert api.ask("POST", "/reload") == (200, {"problems": [], "applied": [], "restart_needed": []})
         assert api.ask(method, where, body)[0] == 200
         assert set(path.read_text().split("\n")) > set(edited.split("\n"))
     assert set(parse_passwords((files / "passwords").read_text(), "").hashes) == {"alice", "bob"}

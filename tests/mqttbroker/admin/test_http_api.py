@@ -291,7 +291,7 @@ def test_levels_of_the_log(api: Api) -> None:
     status, changed = api.ask("PUT", "/log/level", {"level": "error", "area": "http", "seconds": 900})
     (http,) = [area for area in changed["areas"] if area["area"] == "http"]
     assert http["level"] == "error" and 890 < http["seconds_left"] <= 900
-    assert api.ask("POST", "/reload") == (200, {"problems": []})
+    assert api.ask("POST", "/reload") == (200, {"problems": [], "applied": [], "restart_needed": []})
     assert api.get("/log/level") == before
     assert "level" in api.refused(400, "level", "PUT", "/log/level", {"level": "loud"})
     assert "area" in api.refused(400, "area", "PUT", "/log/level", {"level": "info", "area": "x"})
