@@ -17,7 +17,7 @@ from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS, partitions_
 from mqttbroker.admin.repair import DATABASE
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
-from mqttbroker.config.settings import Settings, is_loopback
+from mqttbroker.config.settings import Listener, Settings, is_loopback
 from mqttbroker.config.stream_definition import DefinitionError, stream_of
 from mqttbroker.log_targets import JOURNAL_SOCKET
 from mqttbroker.memory_limit import memory_warning
@@ -93,6 +93,7 @@ def warnings(settings: Settings) -> list[str]:
     return [
         *([warning] if warning else []),
         *_sockets_of_the_log(settings),
+        *_only_websockets(settings),
         *_unencrypted(settings),
         *_unknown_streams(settings),
         *_unreachable_archives(settings),
@@ -106,6 +107,14 @@ def _sockets_of_the_log(settings: Settings) -> Iterator[str]:
         yield f"log.syslog_address: {address} does not exist"
     if "journald" in settings.log.to and not os.path.exists(JOURNAL_SOCKET):
         yield f"log.to: journald: {JOURNAL_SOCKET} does not exist"
+
+
+def _only_websockets(settings: Settings) -> Iterator[str]:
+    """A table for browsers that has taken the place of the default listener."""
+    if all(listener.type in ("ws", "wss") for listener in settings.listeners):
+        default = Listener()
+        yield (f"listeners.0.type: all listeners are WebSockets, so no client can connect to {default.host}:{default.port} or to another port for MQTT over TCP: "
+               "[[listeners]] tables replace the default listener")  # fmt: skip
 
 
 def _unencrypted(settings: Settings) -> Iterator[str]:

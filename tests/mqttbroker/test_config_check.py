@@ -197,6 +197,16 @@ def test_a_stream_that_may_be_created_later_is_a_warning(tmp_path: Path) -> None
     assert re.fullmatch(r"warning: broker.toml(:\d+)?: http.access.0.streams: there is no stream 'none' yet", one_line(done.stderr))
 
 
+def test_websockets_in_the_place_of_the_default_listener_are_a_warning(tmp_path: Path) -> None:
+    only = '[[listeners]]\ntype = "ws"\nport = 8083\n'
+    both = '[[listeners]]\nport = 0\n' + only
+    for text, pattern in ((only, r"warning: broker\.toml:2: listeners\.0\.type: all listeners are WebSockets, .* 127\.0\.0\.1:1883 .*\n"),
+                          (both, "")):  # fmt: skip
+        (tmp_path / "broker.toml").write_text(text)
+        done = run("check-config", "broker.toml", cwd=tmp_path)
+        assert done.returncode == 0 and re.fullmatch(pattern, done.stderr), done.stderr
+
+
 def test_complete_configuration_is_fine(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     (tmp_path / "token").write_text("secret\n")

@@ -74,7 +74,7 @@ export function live({ act }) {
     const found = types.map((type) => items.find((each) => each.type === type)).find(Boolean);
     if (found) url.value = `${found.type}://${location.hostname}:${found.ports[0]}/mqtt`;
     none.hidden = Boolean(found);
-    none.replaceChildren(...advice(types[0]));
+    if (!found) none.replaceChildren(...advice(types[0], await defaultListener()));
   }
 
   function begin(event) {
@@ -158,12 +158,22 @@ export function live({ act }) {
   };
 }
 
-function advice(type) {
+// The table of the listener that the broker has because its file has no [[listeners]]; "" if the file has some.
+async function defaultListener() {
+  const { items } = await get("/configuration", { prefix: "listeners." });
+  const inFile = ({ source }) => source !== "default" && !source.startsWith("--") && !source.startsWith("MQTTBROKER_");
+  if (items.some(inFile)) return "";
+  const { host, port } = Object.fromEntries(items.map(({ key, value }) => [key.replace("listeners.0.", ""), value]));
+  return `[[listeners]]\nhost = ${JSON.stringify(host)}\nport = ${port}\n\n`;
+}
+
+function advice(type, first) {
   const secure =
     type === "wss" ? '\ncertfile = "/etc/mqttbroker/server.pem"\nkeyfile = "/etc/mqttbroker/server.key"' : "";
+  const keep = first ? " With such a table the default listener is gone, so the first of these tables keeps it." : "";
   return [
-    h("p", {}, "The broker has no listener that this page can use. Add one to its configuration, and restart it:"),
-    h("pre", {}, `[[listeners]]\ntype = "${type}"\nhost = "${location.hostname}"\nport = 8083${secure}`),
+    h("p", {}, `The broker has no listener that this page can use. Add one to its configuration, and restart it.${keep}`),
+    h("pre", {}, `${first}[[listeners]]\ntype = "${type}"\nhost = "${location.hostname}"\nport = 8083${secure}`),
   ];
 }
 

@@ -519,6 +519,19 @@ def test_live_messages_are_those_that_are_published(open_page: Open, connect: Co
     expect(page.get_by_text("Stopped.")).to_be_visible()
 
 
+def test_the_advised_listener_does_not_take_the_default_one_away(start_broker: Start, open_page: Open) -> None:
+    default = start_broker()
+    page = open_page("#/live", role="", at=default.url)
+    advice = page.locator("pre").inner_text()
+    assert advice.startswith('[[listeners]]\nhost = "127.0.0.1"\nport = ') and advice.count("[[listeners]]") == 2
+    advised = start_broker(config=advice.replace("8083", "0"))
+    for kind in ("tcp", "ws"):
+        advised.wait_for_log(f"event=listening type={kind} ")
+    own = start_broker(config='[[listeners]]\nhost = "127.0.0.1"\n')
+    page = open_page("#/live", role="", at=own.url)
+    assert page.locator("pre").inner_text().startswith('[[listeners]]\ntype = "ws"\n')
+
+
 def test_live_messages_come_back_after_a_disconnect(open_page: Open, connect: Connect, broker: BrokerProcess) -> None:
     page = open_page("#/live")
     subscribe(page, "again/#")
