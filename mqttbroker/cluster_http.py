@@ -22,11 +22,13 @@ from mqttbroker.workers import Workers
 from sessions.counters import Counters
 
 _NODE = record(
+    "Node",
     node=TEXT, address=described(TEXT, "of its links"), link_port=INTEGER, http=described(TEXT, "URL; empty = none"),
     version=TEXT, started_at=described(NUMBER, "Unix time in seconds"), draining=BOOLEAN,
     owns=array(INTEGER), follows=array(INTEGER),
 )  # fmt: skip
 _CORE = record(
+    "Core",
     role=described(TEXT, "owner or standby"),
     state=described(TEXT, "starting, standby, taking over, owner, checking, released or fenced"),
     problem=described(nullable(TEXT), "why it does not serve"),
@@ -40,6 +42,7 @@ _CORE = record(
     clients=INTEGER, sessions=INTEGER, resident=described(INTEGER, "bytes"), starts=INTEGER, snapshots=INTEGER, pid=INTEGER,
 )  # fmt: skip
 _SHARD = record(
+    "Shard",
     shard=INTEGER,
     owner=described(nullable(TEXT), "the node that owns it; null = none"),
     address=described(nullable(TEXT), "host and port of its owner for links"),
@@ -47,6 +50,7 @@ _SHARD = record(
     core=described(nullable(_CORE), "its process on the node that answers; null = none"),
 )
 CLUSTER = record(
+    "Cluster",
     id=TEXT, node=described(TEXT, "the one that answers"), generation=described(INTEGER, "of the assignment; -1 = none yet"),
     moving=described(BOOLEAN, "whether shards wait for a node that does not follow them yet"),
     session_timeout=described(NUMBER, "seconds"), problems=array(TEXT), nodes=array(_NODE), shards=array(_SHARD),

@@ -43,6 +43,7 @@ Item = Dict[str, Any]
 Key = Callable[[Item], Any]
 
 UNANSWERED = record(
+    "Unanswered",
     shard=INTEGER, node=described(TEXT, '"" = no node owns the shard'), reason=described(TEXT, "why it is not in the list")
 )
 

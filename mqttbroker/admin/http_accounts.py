@@ -28,11 +28,13 @@ from topic_matcher.filters import is_valid_filter
 T = TypeVar("T")
 
 USER = record(
+    "User",
     username=TEXT,
     file=described(TEXT, "the password file"),
     hash=described(TEXT, "argon2id, pbkdf2-sha512, sha512 or scram-sha-256"),
 )
 RULE = record(
+    "Rule",
     file=described(TEXT, "the ACL file"),
     username=described(nullable(TEXT), "null = anonymous clients, or all clients if it is a pattern"),
     pattern=described(BOOLEAN, "%c and %u stand for client id and user name"),
@@ -40,6 +42,7 @@ RULE = record(
     filter=described(TEXT, "the topic filter"),
 )
 ACL_FILE = record(
+    "AclFile",
     file=TEXT,
     text=TEXT,
     version=described(TEXT, "names this text"),

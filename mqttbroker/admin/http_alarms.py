@@ -16,6 +16,7 @@ from mqttbroker.admin.http_schemas import BOOLEAN, NUMBER, TEXT, array, describe
 from mqttbroker.admin.request_error import RequestError
 
 ALARM = record(
+    "Alarm",
     name=described(TEXT, "the topic below $SYS/broker/alarms/"),
     active=BOOLEAN,
     reason=TEXT,
@@ -25,6 +26,7 @@ ALARM = record(
     acknowledged_at=described(nullable(NUMBER), "Unix time in seconds"),
 )
 ALARMS = record(
+    "Alarms",
     active=described(array(ALARM), "the oldest first"),
     cleared=described(array(ALARM), f"the last {MAX_CLEARED} that ended, the newest first"),
 )

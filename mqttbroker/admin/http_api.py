@@ -85,8 +85,9 @@ _SESSION: Dict[str, Schema] = {
     "in_flight": INTEGER,
     "expiry_interval": described(nullable(INTEGER), "seconds; null = never"),
 }
-CLIENT = record(**_SESSION)
+CLIENT = record("Client", **_SESSION)
 CLIENT_DETAIL = record(
+    "ClientDetail",
     **_SESSION,
     keep_alive=described(nullable(NUMBER), "seconds; null = off"),
     max_in_flight=INTEGER,
@@ -102,6 +103,7 @@ CLIENT_DETAIL = record(
     messages_sent=described(INTEGER, "PUBLISH packets sent in this connection, or waiting for its socket"),
 )
 SUBSCRIPTION = record(
+    "Subscription",
     client_id=TEXT,
     topic_filter=described(TEXT, "with $share/NAME/ if it is shared"),
     qos=INTEGER,
@@ -111,6 +113,7 @@ SUBSCRIPTION = record(
     connected=BOOLEAN,
 )
 BAN = record(
+    "Ban",
     protocol=described(TEXT, "mqtt or http"),
     address=described(TEXT, 'an address or network; "" = any'),
     username=described(TEXT, '"" = any; a digest of a long one'),
@@ -120,17 +123,20 @@ BAN = record(
     bans=described(INTEGER, "of these clients for this cause so far"),
     seconds_left=described(nullable(NUMBER), "null = until it is lifted"),
 )
-ACCESS = record(name=TEXT, role=TEXT, rights=array(described(TEXT, "status, list, content, operate, administer")))
+ACCESS = record("Access", name=TEXT, role=TEXT, rights=array(described(TEXT, "status, list, content, operate, administer")))
 LISTENER = record(
+    "Listener",
     type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
 )
 SETTING = record(
+    "Setting",
     key=TEXT,
     value=described({}, "as in the file; secrets are ***"),
     source=described(TEXT, 'the file, variable or flag that set it; "default"'),
 )
 
 LOG_LEVEL = record(
+    "LogLevel",
     level=TEXT,
     seconds_left=described(nullable(NUMBER), "until the level of the configuration; null = until the next reload"),
     configured=described(TEXT, "the level of the configuration, which may differ from the one in force"),
@@ -170,6 +176,7 @@ STREAM_NAME = Field("name", Word(1), "the name of a stream")
 
 
 RELOADED = record(
+    "Reloaded",
     problems=array(described(TEXT, "one line")),
     applied=array(described(TEXT, "a key whose new value is in force")),
     restart_needed=array(described(TEXT, "a key whose new value waits for the next start")),

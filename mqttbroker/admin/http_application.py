@@ -121,7 +121,7 @@ class HttpApplication:
         metrics = Answer("Prometheus' text format", {"type": "string"}, "text/plain")
         refused = Answer("refused", record(error=TEXT))
         problems = {status: Answer("refused", PROBLEM_SCHEMA, PROBLEM) for status in (401, 421, 429)}
-        status = {"type": "object", "properties": {"status": TEXT, "reasons": array(TEXT), "warnings": array(TEXT)}}
+        status = {"title": "Readiness", "type": "object", "properties": {"status": TEXT, "reasons": array(TEXT), "warnings": array(TEXT)}}
         return [
             Route("GET", "/metrics", self._serve_metrics, Right.STATUS, "Metrics for Prometheus",
                   {200: metrics, 401: refused, 403: refused, 429: refused, 503: refused}, tag="status"),

@@ -14,6 +14,7 @@ from mqttbroker.admin.http_schemas import INTEGER, NUMBER, TEXT, array, describe
 from mqttbroker.bridges.bridge import BridgeStatus
 
 BRIDGE = record(
+    "Bridge",
     name=TEXT,
     state=described(TEXT, "connected, connecting, waiting (for the next attempt) or disabled"),
     address=described(TEXT, "of the remote, or of the last one that was tried"),
@@ -36,7 +37,7 @@ BRIDGE = record(
     queued_bytes=INTEGER,
     refused_filters=described(array(TEXT), "that the remote does not let the bridge subscribe to"),
 )
-BRIDGES = record(items=described(array(BRIDGE), "in the order of the configuration"))
+BRIDGES = record("Bridges", items=described(array(BRIDGE), "in the order of the configuration"))
 
 
 class BridgeRoutes:

@@ -30,6 +30,7 @@ _LAG: Dict[str, Schema] = {
     "at_risk": described(BOOLEAN, "retention removed unread records, or is about to"),
 }
 CONSUMERS = record(
+    "Consumers",
     consumer=TEXT,
     report_age_seconds=NUMBER,
     **_LAG,

@@ -19,6 +19,7 @@ from mqttbroker.admin.request_error import RequestError
 
 _OFFSETS = array(record(partition=INTEGER, offset=INTEGER))
 GROUP = record(
+    "Group",
     group=TEXT,
     filter=described(TEXT, "of the messages that it reads; empty = all of the stream"),
     offsets=described(_OFFSETS, "the lowest of each partition that is not acknowledged"),

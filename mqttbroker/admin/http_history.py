@@ -22,6 +22,7 @@ def _by_series(values: Schema, description: str) -> Schema:
 
 
 HISTORY = record(
+    "History",
     interval=described(NUMBER, "seconds between two samples"),
     length=described(NUMBER, "seconds that a sample is kept"),
     times=array(_TIME),

@@ -52,7 +52,8 @@ Operation = Callable[[Call], Awaitable[Any]]
 
 def page(items: Schema) -> Schema:
     """A page of a list."""
-    return record(items=array(items), next_cursor=described(nullable(TEXT), "of the next page; null = none follows"))
+    title = f"{items['title']}Page" if "title" in items else ""
+    return record(title, items=array(items), next_cursor=described(nullable(TEXT), "of the next page; null = none follows"))
 
 
 def route(
@@ -123,12 +124,13 @@ def _place(field: Field, path: str) -> Tuple[str, bool]:
 def _body_schema(fields: Sequence[Field]) -> Schema:
     names = {each.name for each in fields}
     together: Schema = {}
+    # Generators of clients take anyOf and oneOf beside properties for types of their own.
     if names.issuperset(_BAN_KEY):
-        together = {"anyOf": [{"required": [name]} for name in _BAN_KEY]}
+        together = {"not": _none_of(_BAN_KEY)}
     elif names.issuperset(_PAYLOADS) and "retain" in names:
         together = {"not": {"required": list(_PAYLOADS)}}
     elif names.issuperset(_PAYLOADS):
-        together = {"oneOf": [{"required": [name]} for name in _PAYLOADS]}
+        together = {"not": {"anyOf": [_none_of(_PAYLOADS), {"required": list(_PAYLOADS)}]}}
     elif names.issuperset(_PATTERN_OR_USER):
         together = {"not": {"required": list(_PATTERN_OR_USER), "properties": {"pattern": {"const": True}}}}
     return {
@@ -138,6 +140,11 @@ def _body_schema(fields: Sequence[Field]) -> Schema:
         "required": [each.name for each in fields if each.required],
         "additionalProperties": False,
     }
+
+
+def _none_of(names: Sequence[str]) -> Schema:
+    """Objects that have none of these keys."""
+    return {"properties": {name: {"not": {}} for name in names}}
 
 
 def page_of(items: Any, cursor: Optional[str]) -> Dict[str, Any]:

@@ -195,7 +195,13 @@ class Field(NamedTuple):
     @property
     def schema(self) -> Schema:
         found = schema_of(self.kind)
-        return found if self.default in (_NEVER, None) else {**found, "default": self.default}
+        if self.default in (_NEVER, None, ""):
+            return found
+        try:
+            self.kind.read(self.default)
+        except ValueError:  # the default has no word: it is to be left out
+            return found
+        return {**found, "default": self.default}
 
 
 def schema_of(kind: Kind[Any]) -> Schema:

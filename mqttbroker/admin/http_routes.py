@@ -26,6 +26,7 @@ CONNECTIONS = web.AppKey("connections", HttpConnections)
 BODY_TIMEOUT = 30.0  # seconds for receiving the body of a request
 PROBLEM = "application/problem+json"
 PROBLEM_SCHEMA = {
+    "title": "Problem",
     "type": "object",
     "properties": {
         "type": TEXT,

@@ -26,9 +26,10 @@ def array(items: Schema) -> Schema:
     return {"type": "array", "items": items}
 
 
-def record(**properties: Schema) -> Schema:
-    """An object that has exactly these properties."""
+def record(title: str = "", /, **properties: Schema) -> Schema:
+    """An object that has exactly these properties. The OpenAPI document has one with a ``title`` as a component of that name."""
     return {
+        **({"title": title} if title else {}),
         "type": "object",
         "properties": properties,
         "required": list(properties),

@@ -35,6 +35,7 @@ from mqttbroker.config.stream_definition import FIXED, settable
 MAX_FILTERS = 1000  # of one request
 
 PARTITION = record(
+    "Partition",
     partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER
 )
 _KINDS: Dict[type[Any], Schema] = {Integer: INTEGER, Boolean: BOOLEAN, Duration: NUMBER, Size: INTEGER}
@@ -54,6 +55,9 @@ class SettingText(Word):
         return value
 
 
+SEAL: Schema = {"anyOf": [BOOLEAN, {"type": "string", "enum": ["auto"]}]}
+
+
 class SealSetting(Kind[object]):
     """``true``, ``false`` or "auto"."""
 
@@ -63,7 +67,7 @@ class SealSetting(Kind[object]):
 
     @property
     def schema(self) -> Schema:
-        return {"enum": [False, "auto"], "description": "true needs pyarrow"}
+        return {**SEAL, "description": "true needs pyarrow"}
 
 
 class FilterList(Kind[List[str]]):
@@ -110,12 +114,13 @@ def _settings_schema() -> Schema:
     for field in dataclasses.fields(Stream):
         if "kind" in field.metadata:
             kind = field.metadata["kind"]
-            shown = {} if isinstance(kind, Automatic) else nullable(TEXT) if field.name == "archive" else _shown(kind)
+            shown = SEAL if isinstance(kind, Automatic) else nullable(TEXT) if field.name == "archive" else _shown(kind)
             found[field.name] = shown
-    return record(**found)
+    return record("StreamSettings", **found)
 
 
 STREAM = record(
+    "Stream",
     name=TEXT,
     source=described(TEXT, "file: of the configuration file; created: at run time"),
     filters=array(TEXT),

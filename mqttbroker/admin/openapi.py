@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Dict
 
 from mqttbroker import __version__
@@ -17,24 +17,49 @@ _DESCRIPTION = "Administration of a broker. docs/http.md explains roles, errors 
 def document(routes: Sequence[Route]) -> Dict[str, Any]:
     """The document of these routes."""
     paths: Dict[str, Any] = {}
+    schemas: Dict[str, Any] = {}
     for route in routes:
         if not route.documented:
             continue
-        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)
+        paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, schemas)
     schemes = {
         "token": {"type": "http", "scheme": "bearer"},
         "certificate": {"type": "mutualTLS"},
     }
     return {
         "openapi": "3.1.0",
+        "servers": [{"url": "/", "description": "the broker that this document comes from"}],
         "info": {"title": "mqttbroker", "version": __version__, "description": _DESCRIPTION},
         "security": [{"token": []}, {"certificate": []}],
         "paths": paths,
-        "components": {"securitySchemes": schemes},
+        "components": {"schemas": dict(sorted(schemas.items())), "securitySchemes": schemes},
     }
 
 
-def _operation(route: Route) -> Dict[str, Any]:
+def _component(schema: Mapping[str, Any], schemas: Dict[str, Any], name: str = "") -> Dict[str, Any]:
+    """The schema, with references to ``schemas``, to which those with a title or this ``name`` are added."""
+    inner: Dict[str, Any] = dict(schema)
+    if "properties" in inner:
+        inner["properties"] = {key: _component(each, schemas) for key, each in inner["properties"].items()}
+    if "items" in inner:
+        inner["items"] = _component(inner["items"], schemas)
+    title = str(inner.get("title", name))
+    types = inner.get("type")
+    if not title or "properties" not in inner:
+        return inner
+    description = {"description": inner.pop("description")} if "description" in inner else {}
+    component = {**inner, "title": title, "type": "object"}
+    if schemas.setdefault(title, component) != component:
+        raise ValueError(f"two schemas have the title {title}")
+    reference: Dict[str, Any] = {"$ref": f"#/components/schemas/{title}"}
+    if isinstance(types, list):
+        return {"anyOf": [reference, {"type": "null"}], **description}
+    return {**reference, **description}
+
+
+def _operation(route: Route, schemas: Dict[str, Any]) -> Dict[str, Any]:
+    name = route.operation_id or _identifier(route)
+    title = "".join(word.capitalize() for word in name.split("_"))
     parameters = [
         {
             "name": each.name,
@@ -46,16 +71,19 @@ def _operation(route: Route) -> Dict[str, Any]:
         for each in route.parameters
     ]
     found: Dict[str, Any] = {
-        "operationId": route.operation_id or _identifier(route),
+        "operationId": name,
         "tags": [route.tag],
         "summary": route.summary,
         "description": _access(route),
-        "responses": {str(status): _response(answer) for status, answer in route.answers.items()},
+        "responses": {
+            str(status): _response(answer, schemas, f"{title}Answer" if status < 300 else "")
+            for status, answer in route.answers.items()
+        },
     }
     if parameters:
         found["parameters"] = parameters
     if route.body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": dict(route.body)}}}
+        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _component(route.body, schemas, f"{title}Request")}}}
     if route.right is None:
         found["security"] = []
     return found
@@ -69,10 +97,11 @@ def _access(route: Route) -> str:
     return f"Needs role {role_for(route.right)} or higher."
 
 
-def _response(answer: Answer) -> Dict[str, Any]:
+def _response(answer: Answer, schemas: Dict[str, Any], name: str) -> Dict[str, Any]:
     if answer.schema is None:
         return {"description": answer.description}
-    return {"description": answer.description, "content": {answer.media_type: {"schema": dict(answer.schema)}}}
+    schema = _component(answer.schema, schemas, name)
+    return {"description": answer.description, "content": {answer.media_type: {"schema": schema}}}
 
 
 def _identifier(route: Route) -> str:
