@@ -1,7 +1,7 @@
 """The source's columns that are parsed from payloads and topics.
 
-A message becomes rows whose `reason` is NULL, or one row whose `reason` says why `value` is NULL.  A schema with
-`value` must have `reason`, so rejected payloads cannot go unnoticed.
+A message becomes rows whose `reason` is NULL, or one row whose `reason` says why `value` is NULL; a Sparkplug payload with
+valid and invalid metrics becomes both.  A schema with `value` must have `reason`, so rejected payloads cannot go unnoticed.
 
 A user's schema may have, beside the columns of the message:
 

@@ -1,6 +1,7 @@
 """Parses payloads to rows; the base of all formats.
 
-A payload becomes rows or a dead letter with a reason, never both.  `RowParser.one` defines the result of each payload.
+A payload becomes rows, a dead letter with a reason, or both where a format has parts that are read apart from each other
+(Sparkplug's metrics): then the dead letter stands for the parts without a row.  `RowParser.one` defines the result of each payload.
 `RowParser.fast` parses many payloads at once or refuses them all; refused payloads are split into smaller groups, and
 the last few go through `one`.  So the result does not depend on how payloads were batched.
 """
@@ -54,7 +55,10 @@ class RowParser(ABC):
 
     @abstractmethod
     def one(self, payload: bytes) -> list[Any]:
-        """The rows of one payload, at least one, as Python values of ``type``; raises `BadPayload`."""
+        """The rows of one payload, at least one, as Python values of ``type``; raises `BadPayload`.
+
+        A `BadPayload` among them, at most one, is a dead letter for a part of the payload.
+        """
 
     def parse(self, payloads: pa.Array) -> Parsed:
         """The rows of ``payloads`` (binary, no NULL)."""
@@ -115,7 +119,8 @@ class _Rows:
                 self._waiting.append((number, None, str(bad)))
             else:
                 self._several = self._several or len(rows) != 1
-                self._waiting.extend((number, row, None) for row in rows)
+                self._waiting.extend(
+                    (number, None, str(row)) if isinstance(row, BadPayload) else (number, row, None) for row in rows)
 
     def _flush(self) -> None:
         if self._waiting:

@@ -1,7 +1,11 @@
 """Parses Sparkplug B payloads, a row per metric (Sparkplug 3.0, section 6.4).
 
-One invalid metric makes the whole payload a dead letter.  Fields that a metric does not have are NULL; nothing is taken
-from earlier messages: ``name`` is NULL if a DATA message gives the alias alone (the BIRTH message has both).
+Invalid metrics make one dead letter, after the rows of the other metrics; its reason has their numbers, from 0.  Fields
+that a metric does not have are NULL; nothing is taken from earlier messages: ``name`` is NULL if a DATA message gives the
+alias alone (the BIRTH message has both).
+
+Fields are read as Protobuf reads them: a varint of 64 bits is cut to the 32 bits of a ``uint32``, a field of another wire
+type is unknown, and the last value of a field counts.
 
 A schema may have any of `FIELDS`.  One of ``long``, ``double``, ``boolean``, ``string`` and ``binary`` is filled:
 
@@ -17,14 +21,22 @@ A schema may have any of `FIELDS`.  One of ``long``, ``double``, ``boolean``, ``
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from bridge_spark.source.row_parser import BadPayload, RowParser
 
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
+_VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = 0, 1, 2, 3, 4, 5
+_PAYLOAD_FIELDS = {1: _VARINT, 2: _BYTES, 3: _VARINT}
+_METRIC_FIELDS = {1: _BYTES, **dict.fromkeys((2, 3, 4, 5, 6, 7, 10, 11, 14), _VARINT), 12: _FIXED32, 13: _FIXED64,
+                  **dict.fromkeys((15, 16, 17, 18, 19), _BYTES)}
+"""The wire types of the fields that are read."""
+_MAX_DEPTH = 100
+"""Of groups within each other, as Protobuf's own parsers have it."""
+_MAX_REASONS = 10
+"""Most invalid metrics of a payload whose reasons are given."""
 _SIGNED_BITS = {1: 8, 2: 16, 3: 32, 4: 64}
 _UNSIGNED_BITS = {5: 8, 6: 16, 7: 32, 8: 64}
 _TYPES = {
@@ -45,12 +57,7 @@ FIELDS = {
 """All fields; ``seq`` and ``payload_timestamp`` belong to the payload, the others to the metric."""
 
 _Value = Union[int, bytes]
-
-
-class _Fixed(bytes):
-    """A fixed-width value of 4 or 8 bytes."""
-
-    __slots__ = ()
+_UINT32 = 0xFFFFFFFF
 
 
 class SparkplugParser(RowParser):
@@ -66,17 +73,27 @@ class SparkplugParser(RowParser):
         if not payload:
             raise BadPayload("empty payload")
         metrics: list[bytes] = []
-        seq = sent = None
-        for number, value in _fields(payload):
-            if number == 1:
-                sent = _instant(_whole(value))
-            elif number == 2:
-                metrics.append(_part(value))
-            elif number == 3:
-                seq = _long(_whole(value))
+        shared: dict[str, Any] = {}
+        for number, value in _fields(payload, _PAYLOAD_FIELDS, "payload"):
+            if isinstance(value, bytes):
+                metrics.append(value)
+            elif number == 1 and "payload_timestamp" in self._names:
+                shared["payload_timestamp"] = _instant(value)
+            elif number == 3 and "seq" in self._names:
+                shared["seq"] = _long(value)
         if not metrics:
             raise BadPayload("a Sparkplug payload without metrics")
-        return [self._row({**_metric(metric), "seq": seq, "payload_timestamp": sent}) for metric in metrics]
+        rows: list[Any] = []
+        bad: list[str] = []
+        for place, metric in enumerate(metrics):
+            try:
+                rows.append(self._row({**_metric(metric), **shared}))
+            except BadPayload as error:
+                bad.append(f"metric {place}: {error}")
+        if bad:
+            more = f"; {len(bad) - _MAX_REASONS} more" if len(bad) > _MAX_REASONS else ""
+            rows.append(BadPayload("; ".join(bad[:_MAX_REASONS]) + more))
+        return rows
 
     def _row(self, found: dict[str, Any]) -> dict[str, Any]:
         for name in self._required:
@@ -90,26 +107,26 @@ def _metric(data: bytes) -> dict[str, Any]:
     found: dict[str, Any] = {"is_historical": False, "is_transient": False, "is_null": False}
     datatype = 0
     given: Optional[tuple[int, _Value]] = None
-    for number, value in _fields(data):
-        if number == 1:
+    for number, value in _fields(data, _METRIC_FIELDS, "metric"):
+        if number >= 10:
+            given = number, value
+        elif isinstance(value, bytes):
             found["name"] = _text(value)
         elif number == 2:
-            found["alias"] = _long(_whole(value))
+            found["alias"] = _long(value)
         elif number == 3:
-            found["timestamp"] = _instant(_whole(value))
+            found["timestamp"] = _instant(value)
         elif number == 4:
-            datatype = _whole(value)
-        elif number in (5, 6, 7):
-            found[("is_historical", "is_transient", "is_null")[number - 5]] = _whole(value) != 0
-        elif 10 <= number <= 19:
-            given = number, value
+            datatype = value & _UINT32
+        else:
+            found[("is_historical", "is_transient", "is_null")[number - 5]] = value != 0
     if datatype:
         if datatype not in _TYPES:
-            raise BadPayload("a metric of an unknown datatype")
+            raise BadPayload("unknown datatype")
         found["datatype"] = _TYPES[datatype]
-    if given is None and not found["is_null"]:
-        raise BadPayload("a metric without a value")
-    if given is not None and not found["is_null"]:
+    if not found["is_null"]:
+        if given is None:
+            raise BadPayload("no value")
         column, value = _value(*given, datatype)
         found[column] = value
     return found
@@ -118,17 +135,13 @@ def _metric(data: bytes) -> dict[str, Any]:
 def _value(number: int, value: _Value, datatype: int) -> tuple[str, Any]:
     """The column and value of one field: int 10, long 11, float 12, double 13, boolean 14, string 15, bytes 16,
     dataset 17, template 18, extension 19."""
-    if number in (10, 11):
-        return "long", _integer(_whole(value), datatype, 32 if number == 10 else 64)
+    if isinstance(value, int):
+        if number == 14:
+            return "boolean", value != 0
+        return "long", _integer(value & _UINT32, datatype, 32) if number == 10 else _integer(value, datatype, 64)
     if number in (12, 13):
-        if not isinstance(value, _Fixed) or len(value) != (4 if number == 12 else 8):
-            raise BadPayload("not a Sparkplug payload")
         return "double", struct.unpack("<f" if number == 12 else "<d", value)[0]
-    if number == 14:
-        return "boolean", _whole(value) != 0
-    if number == 15:
-        return "string", _text(value)
-    return "binary", _part(value)
+    return ("string", _text(value)) if number == 15 else ("binary", value)
 
 
 def _integer(value: int, datatype: int, bits: int) -> int:
@@ -136,42 +149,52 @@ def _integer(value: int, datatype: int, bits: int) -> int:
 
     Without a datatype the value is unsigned.
     """
-    if value >> bits:
-        raise BadPayload("not a Sparkplug payload")
     width = _SIGNED_BITS.get(datatype)
     if width is not None:
         for sign in (width, bits):
             signed = value - (1 << sign) if value >> sign - 1 == 1 else value
             if -(1 << width - 1) <= signed < 1 << width - 1:
                 return signed
-        raise BadPayload("a metric that does not fit its datatype")
+        raise BadPayload("does not fit its datatype")
     if datatype in _UNSIGNED_BITS and value >> _UNSIGNED_BITS[datatype]:
-        raise BadPayload("a metric that does not fit its datatype")
+        raise BadPayload("does not fit its datatype")
     return _long(value)
 
 
-def _fields(data: bytes) -> Iterator[tuple[int, _Value]]:
-    """The fields of a protobuf message: number, and an integer or bytes; raises `BadPayload`."""
+def _fields(data: bytes, wanted: Mapping[int, int], name: str) -> Iterator[tuple[int, _Value]]:
+    """The fields of the message ``name`` that have the ``wanted`` numbers and wire types.  Raises `BadPayload`."""
+    malformed = BadPayload(f"not a Sparkplug {name}")
     position = 0
+    groups: list[int] = []
     while position < len(data):
-        key, position = _varint(data, position)
+        start = position
+        key, position = _varint(data, position, malformed)
         number, wire = key >> 3, key & 7
+        value: _Value = b""
+        if not 0 < number < 1 << 29 or position - start > 5:
+            raise malformed
         if wire == _VARINT:
-            whole, position = _varint(data, position)
-            yield number, whole
+            value, position = _varint(data, position, malformed)
+        elif wire == _GROUP and len(groups) < _MAX_DEPTH:
+            groups.append(number)
+        elif wire == _END and groups and groups.pop() == number:
             continue
-        if wire == _BYTES:
-            length, position = _varint(data, position)
         else:
-            length = {_FIXED64: 8, _FIXED32: 4}.get(wire, -1)
-        end = position + length
-        if length < 0 or end > len(data) or number == 0:
-            raise BadPayload("not a Sparkplug payload")
-        yield number, data[position:end] if wire == _BYTES else _Fixed(data[position:end])
-        position = end
+            if wire == _BYTES:
+                length, position = _varint(data, position, malformed)
+            else:
+                length = {_FIXED64: 8, _FIXED32: 4}.get(wire, -1)
+            value = data[position:position + length]
+            if not 0 <= length == len(value):
+                raise malformed
+            position += length
+        if not groups and wanted.get(number) == wire:
+            yield number, value
+    if groups:
+        raise malformed
 
 
-def _varint(data: bytes, position: int) -> tuple[int, int]:
+def _varint(data: bytes, position: int, malformed: BadPayload) -> tuple[int, int]:
     value = shift = 0
     while position < len(data) and shift < 64:
         byte = data[position]
@@ -180,26 +203,14 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
         if byte < 0x80:
             return value & (1 << 64) - 1, position
         shift += 7
-    raise BadPayload("not a Sparkplug payload")
+    raise malformed
 
 
-def _whole(value: _Value) -> int:
-    if isinstance(value, bytes):
-        raise BadPayload("not a Sparkplug payload")
-    return value
-
-
-def _part(value: _Value) -> bytes:
-    if type(value) is not bytes:
-        raise BadPayload("not a Sparkplug payload")
-    return value
-
-
-def _text(value: _Value) -> str:
+def _text(value: bytes) -> str:
     try:
-        return _part(value).decode("utf-8")
+        return value.decode("utf-8")
     except UnicodeDecodeError:
-        raise BadPayload("not a Sparkplug payload") from None
+        raise BadPayload("not UTF-8") from None
 
 
 def _long(value: int) -> int:

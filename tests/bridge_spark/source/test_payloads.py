@@ -15,7 +15,6 @@ from bridge_spark.source.json_payloads import JsonParser
 from bridge_spark.source.payload_options import PayloadOptionError, PayloadOptions, payload_options
 from bridge_spark.source.payload_reader import PARSED_BYTES, ROWS_BYTES, PayloadReader, PayloadSchemaError
 from bridge_spark.source.row_parser import BadPayload, Refused, RowParser
-from bridge_spark.source.sparkplug import FIELDS, SparkplugParser
 from bridge_spark.source.text_payloads import CsvParser, NumberParser
 from bridge_spark.source.topic_levels import PatternError, parse_pattern
 
@@ -409,89 +408,3 @@ def test_invalid_schemas_are_refused(columns: dict[str, Any], given: Optional[st
 def test_invalid_payload_options_are_refused(given: dict[str, str], reason: str) -> None:
     with pytest.raises(PayloadOptionError, match=reason):
         payload_options(given)
-
-
-# --- Sparkplug ------------------------------------------------------------------------------------------------------
-
-
-def varint(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def proto(*fields: tuple[int, Any]) -> bytes:
-    """A protobuf message: integers as varints, floats as fixed-width values, others with their length."""
-    out = b""
-    for number, value in fields:
-        if isinstance(value, int):
-            out += varint(number << 3) + varint(value & (1 << 64) - 1)
-        elif isinstance(value, float):
-            out += varint(number << 3 | (5 if number == 12 else 1)) + struct.pack("<f" if number == 12 else "<d", value)
-        else:
-            out += varint(number << 3 | 2) + varint(len(value)) + value
-    return out
-
-
-METRICS: list[tuple[bytes, dict[str, Any]]] = [
-    (
-        proto((1, b"t"), (2, 7), (3, 1_700_000_000_123), (4, 10), (13, 1.5)),
-        {"name": "t", "alias": 7, "timestamp": "2023-11-14 22:13:20.123000+00:00", "datatype": "Double", "double": 1.5},
-    ),
-    (proto((4, 9), (12, 0.5)), {"datatype": "Float", "double": 0.5}),
-    (proto((4, 3), (10, -5 & 0xFFFFFFFF)), {"datatype": "Int32", "long": -5}),
-    (proto((4, 1), (10, -5 & 0xFFFFFFFF)), {"datatype": "Int8", "long": -5}),
-    (proto((4, 1), (10, 251)), {"datatype": "Int8", "long": -5}),
-    (proto((4, 4), (11, -5)), {"datatype": "Int64", "long": -5}),
-    (proto((4, 7), (10, 0xFFFFFFFF)), {"datatype": "UInt32", "long": 0xFFFFFFFF}),
-    (proto((4, 13), (11, 5)), {"datatype": "DateTime", "long": 5}),
-    (proto((4, 11), (14, 1)), {"datatype": "Boolean", "boolean": True}),
-    (proto((4, 12), (15, "é".encode())), {"datatype": "String", "string": "é"}),
-    (proto((4, 17), (16, b"\0")), {"datatype": "Bytes", "binary": b"\0"}),
-    (proto((4, 10), (7, 1)), {"datatype": "Double", "is_null": True}),
-    (proto((2, 3), (11, 9), (99, b"new")), {"alias": 3, "long": 9}),
-    (proto((5, 1), (6, 1), (14, 0)), {"is_historical": True, "is_transient": True, "boolean": False}),
-]
-BAD_METRICS = [
-    (proto((4, 99), (10, 1)), "a metric of an unknown datatype"),
-    (proto((4, 10)), "a metric without a value"),
-    (proto((4, 1), (10, 300)), "a metric that does not fit its datatype"),
-    (proto((4, 5), (10, 256)), "a metric that does not fit its datatype"),
-    (proto((4, 8), (11, 1 << 63)), "a number beyond 64 bits with sign"),
-    (proto((3, 1 << 60), (10, 1)), "a timestamp after the year 9999"),
-    (proto((13, b"12345678")), "not a Sparkplug payload"),
-    (proto((15, b"\xff")), "not a Sparkplug payload"),
-    (b"\x0a\x05ab", "not a Sparkplug payload"),
-    (proto((10, 1 << 32)), "not a Sparkplug payload"),
-    (b"\xff" * 11, "not a Sparkplug payload"),
-    (b"\x0b", "not a Sparkplug payload"),
-]
-SPARKPLUG = SparkplugParser(pa.struct(list(FIELDS.items())))
-
-
-def test_sparkplug_metrics_become_rows() -> None:
-    payload = proto((1, 1_700_000_000_000), *((2, metric) for metric, _ in METRICS), (3, 4), (5, b"body"))
-    found = SPARKPLUG.parse(pa.array([payload, b"", proto((3, 1)), payload[:-1]], pa.binary()))
-    assert found.payloads.to_pylist() == [0] * len(METRICS) + [1, 2, 3]
-    assert found.reasons.to_pylist()[len(METRICS):] == [
-        "empty payload", "a Sparkplug payload without metrics", "not a Sparkplug payload"]
-    usual = {**dict.fromkeys(FIELDS), "is_null": False, "is_historical": False, "is_transient": False, "seq": 4,
-             "payload_timestamp": "2023-11-14 22:13:20+00:00"}
-    for row, (_, expected) in zip(found.values.to_pylist(), METRICS):
-        assert {
-            name: str(value) if name.endswith("timestamp") and value else value for name, value in row.items()
-        } == usual | expected
-
-
-@pytest.mark.parametrize(("metric", "reason"), BAD_METRICS)
-def test_one_invalid_metric_rejects_the_payload(metric: bytes, reason: str) -> None:
-    assert parsed(SPARKPLUG, [proto((2, METRICS[0][0]), (2, metric))]) == [(0, "None", reason)]
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.binary(max_size=60))
-def test_any_bytes_give_rows_or_a_dead_letter(payload: bytes) -> None:
-    for data in (payload, proto((2, payload))):
-        assert parsed(SPARKPLUG, [data])

@@ -32,6 +32,8 @@ JSON = {
 METRICS = {"filter": "spBv1.0/#", "format": "sparkplug", "columns": ["offset", "timestamp as received"]}
 # Two metrics, {name "t", datatype Double, 1.5} and {alias 7, datatype Boolean, true}, and seq 9.
 SPARKPLUG = bytes.fromhex("120e 0a0174 200a 69000000000000f83f 1206 1007 200b 7001 1809")
+# {name "u", datatype UInt32, int_value -12 in 64 bits}, {alias 8, datatype Int8, 300}, {alias 9, long_value 5}.
+MIXED = bytes.fromhex("1210 0a0175 2007 50f4ffffffffffffffff01 1207 1008 2001 50ac02 1204 1009 5805")
 
 
 def rows(directory: Path) -> list[dict[str, Any]]:
@@ -52,11 +54,12 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
             message(3, "spBv1.0/g/NDATA/n", SPARKPLUG),
             message(4, "spBv1.0/g/NDATA/n", SPARKPLUG[:-1]),
             message(5, "elsewhere", b"{}"),
+            message(6, "spBv1.0/g/NDATA/n", MIXED),
         ],
     )
     tables = {name: {"stream": "sensors", "output": str(tmp_path / name), **keys}
               for name, keys in (("json", JSON), ("metrics", METRICS))}
-    for name, counts in (("json", (3, 1)), ("metrics", (2, 1))):
+    for name, counts in (("json", (3, 1)), ("metrics", (4, 2))):
         config = {"source": {"path": str(tmp_path / "data")}, "tables": {name: tables[name]}}
         [table] = run(parse_config(config), once=True, session=spark)
         assert (table.rows, table.bad) == counts
@@ -72,11 +75,13 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
         "field 'ts' is missing",
         b'[{"ts": 0}, {"reading": null}]',
     )
-    names = ("offset", "item", "name", "alias", "datatype", "double", "boolean", "seq")
+    names = ("offset", "item", "name", "alias", "datatype", "long", "double", "boolean", "seq")
     assert [tuple(row[name] for name in names) for row in rows(tmp_path / "metrics")] == [
-        (3, 0, "t", None, "Double", 1.5, None, 9), (3, 1, None, 7, "Boolean", None, True, 9)]
-    [bad] = rows(tmp_path / "metrics.rejected")
+        (3, 0, "t", None, "Double", None, 1.5, None, 9), (3, 1, None, 7, "Boolean", None, None, True, 9),
+        (6, 0, "u", None, "UInt32", 4294967284, None, None, None), (6, 1, None, 9, None, 5, None, None, None)]
+    bad, mixed = rows(tmp_path / "metrics.rejected")
     assert (bad["offset"], bad["reason"], bad["payload"]) == (4, "not a Sparkplug payload", SPARKPLUG[:-1])
+    assert (mixed["offset"], mixed["reason"], mixed["payload"]) == (6, "metric 1: does not fit its datatype", MIXED)
 
 
 def test_all_formats_but_raw_are_parsed_by_the_source(spark: SparkSession) -> None:
