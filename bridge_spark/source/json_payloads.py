@@ -7,7 +7,7 @@ unless the result is the same.
 |---|---|
 | an object | a row; fields are matched by their exact name |
 | a missing or null field | NULL; a dead letter if the field is NOT NULL (also in structs and arrays) |
-| a field that is not in the schema | ignored, or an extra field; its value must be valid JSON |
+| a field that is not in the schema, also of a struct | ignored, or an extra field; its value must be valid JSON |
 | a field of the schema twice in one object | a dead letter (of other fields the last value is used) |
 | a value of another type than the field | a dead letter, except that any value fills a string field, as JSON text |
 | byte to long | a number in range without fraction and exponent; not `1.0`, not `"1"` |
@@ -27,9 +27,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -75,7 +75,10 @@ class JsonParser(RowParser):
     """Parses to ``type``, a struct; fields that are not nullable are NOT NULL.
 
     ``timestamps`` is None for strings, or one of `UNITS`.  ``extra`` adds the last field `EXTRA`: the JSON text of each
-    field that is not in the schema.
+    field that is not in the schema, by its name.  Fields of structs that are not in the schema are under the name of the
+    payload's field: its JSON text with these fields alone, so that their place is seen and the text is never longer than
+    a small multiple of the payload.  Items of an array before such a field are null: ``{"a": [{"x": 1}, {"y": 2}]}``
+    with the schema ``a array<struct<x int>>`` has the extra field ``a`` with ``[null,{"y":2}]``.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class JsonParser(RowParser):
         self._explode = explode
         self._extra = extra
         self.type = pa.struct([*self._fields, pa.field(EXTRA, EXTRA_TYPE)]) if extra else type
-        self._names = frozenset(field.name for field in self._fields)
+        self._kinds = {field.name: field.type for field in self._fields}
         self._read = pa.schema([pa.field(field.name, self._read_type(field.type)) for field in self._fields])
         self._is_fast = not any(map(_has_map, self._fields))
 
@@ -181,7 +184,8 @@ class JsonParser(RowParser):
             raise Refused from None
 
     def _extras(self, members: _Object) -> list[tuple[str, str]]:
-        return list({name: text_of(value) for name, value in members if name not in self._names}.items())
+        found = _unknown(members, self._kinds)
+        return [] if found is None else [(name, text_of(value)) for name, value in found]
 
     def _row(self, value: Any) -> dict[str, Any]:
         if type(value) is not _Object:
@@ -243,6 +247,35 @@ class JsonParser(RowParser):
         elif type(value) is not str and not (types.is_decimal(kind) and type(value) is _Number):
             raise BadPayload("is not a text")
         return typed_text.value_of(value, kind)
+
+
+def _unknown(members: _Object, kinds: Mapping[str, pa.DataType]) -> Optional[_Object]:
+    """The members of an object whose fields have the types ``kinds``, without all that fills a field; None if there
+    are none."""
+    found: dict[str, Any] = {}
+    for name, value in members:
+        kind = kinds.get(name)
+        left = value if kind is None else _left(value, kind)
+        if kind is None or left is not None:
+            found[name] = left
+    return _Object(found.items()) if found else None
+
+
+def _left(value: Any, kind: pa.DataType) -> Union[_Object, list[Any], None]:
+    """The fields in ``value`` that have no place in ``kind``, within the objects and arrays that they are in."""
+    types = pa.types
+    if type(value) is _Object:
+        if types.is_struct(kind):
+            fields = [kind.field(number) for number in range(kind.num_fields)]
+            return _unknown(value, {field.name: field.type for field in fields})
+        if types.is_map(kind) and types.is_nested(kind.item_type):
+            return _unknown(value, dict.fromkeys([name for name, _ in value], kind.item_type))
+    elif type(value) is list and types.is_list(kind) and types.is_nested(kind.value_type):
+        items = [_left(item, kind.value_type) for item in value]
+        while items and items[-1] is None:
+            items.pop()
+        return items or None
+    return None
 
 
 def is_supported(kind: pa.DataType) -> bool:

@@ -10,7 +10,7 @@ A user's schema may have, beside the columns of the message:
 | value | struct<...>, with `number` a number type | the parsed payload; NOT NULL fields must be present |
 | reason | string | why the payload could not be parsed, else NULL; required with `value` |
 | rejected | binary | the payload if there is a `reason`, else NULL |
-| extra | map<string,string> | JSON: the fields that are not in `value`, as JSON text |
+| extra | map<string,string> | JSON: the fields that are not in `value`, as JSON text; see `JsonParser` for structs |
 | item | int | index of the row within its payload, from 0 |
 | a level of `topicPattern` | string | |
 

@@ -14,7 +14,8 @@ The map column `_extra` keeps the other values:
 - a value that is not of its column's type, or a number or text too large for it;
 - a field whose name does not consist of ASCII letters, digits and '_', beginning with a letter;
 - a field whose name differs from a column's only in case, or is one of `RESERVED_COLUMNS`;
-- new fields after `MAX_ADDED` columns were added.
+- new fields after `MAX_ADDED` columns were added;
+- fields of structs that the schema does not have, under the name of the struct (see `JsonParser`).
 
 A field that is null adds no column.
 """
@@ -42,7 +43,7 @@ def new_fields(
 ) -> dict[str, str]:
     """The columns to add, with their types, in the order of their names.
 
-    ``seen`` is the result of `seen_fields`.  ``columns`` are the names of the schema's columns, ``added`` the columns
+    ``seen`` is the result of `seen_fields`.  ``columns`` are the names of the table's columns and of the schema's fields, ``added`` the columns
     added before.  ``types`` has all columns that the table ever had: a column dropped from the schema may come back.
     """
     kinds: dict[str, set[str]] = {}
@@ -63,9 +64,11 @@ def new_fields(
 
 
 def seen_fields(extra: Column) -> Column:
-    """An aggregate: each field of the maps ``extra``, prefixed with its value's first character; with repetitions."""
+    """An aggregate: each field of the maps ``extra`` that may become a column, prefixed with its value's first character;
+    with repetitions."""
+    usable = F.map_filter(extra, lambda key, _: key.rlike(f"^{_NAME.pattern}$"))
     return F.flatten(F.collect_set(F.transform(
-        F.map_entries(extra), lambda entry: F.concat(F.substring(entry.value, 1, 1), entry.key))))
+        F.map_entries(usable), lambda entry: F.concat(F.substring(entry.value, 1, 1), entry.key))))
 
 
 def with_columns(rows: DataFrame, extra: str, added: Mapping[str, str]) -> DataFrame:

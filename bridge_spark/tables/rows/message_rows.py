@@ -132,14 +132,19 @@ class MessageRows:
         rows = payloads.table_rows(found, self._payload, self._schema)
         if not self.adds_columns:
             return rows
-        in_schema = {name.lower() for name, _ in self._columns}
+        in_schema = {name.lower() for name in self._used_names()}
         return with_columns(rows, EXTRA, {name: kind for name, kind in added.items() if name.lower() not in in_schema})
 
     def new_columns(self, counts: Mapping[str, Any], recorded: RecordedColumns) -> dict[str, str]:
         """The columns that a batch with these ``counts`` adds to the table."""
         if not self.adds_columns:
             return {}
-        return new_fields(counts["fields"], [name for name, _ in self._columns], recorded.added, recorded.types)
+        return new_fields(counts["fields"], self._used_names(), recorded.added, recorded.types)
+
+    def _used_names(self) -> list[str]:
+        """The names that no added column can have: of the table's columns, and of the payload's fields, under which
+        `EXTRA` has what their structs do not."""
+        return [*(name for name, _ in self._columns), *self._schema.fieldNames()]
 
     def late(self, messages: DataFrame, watermark: int) -> DataFrame:
         """Those of ``messages`` that parse and whose event time is not after the watermark (milliseconds).

@@ -137,6 +137,39 @@ def test_numeric_timestamps(unit: str, text: str, expected: Optional[int]) -> No
     assert value == expected
 
 
+NESTED = pa.struct([
+    ("n", pa.int64()), ("s", pa.string()), ("a.b", pa.struct([("x", pa.int64())])),
+    ("o", pa.struct([("x", pa.int64()), ("i", pa.struct([("x", pa.int64())]))])),
+    ("l", pa.list_(pa.struct([("x", pa.int64())]))), ("ll", pa.list_(pa.list_(pa.struct([("x", pa.int64())])))),
+    ("m", pa.map_(pa.string(), pa.struct([("x", pa.int64())]))), ("plain", pa.map_(pa.string(), pa.int64())),
+])
+
+
+@pytest.mark.parametrize("with_map", [True, False])
+@pytest.mark.parametrize("payload, extra", [
+    ({"n": 1, "o": {"x": 1, "i": None}, "l": [], "ll": [[]]}, {}),
+    ({"o": {"x": 1, "new": {"a": [1.0, None]}}}, {"o": '{"new":{"a":[1.0,null]}}'}),
+    ({"o": {"new": None, "i": {"x": 1, "y": "z"}}}, {"o": '{"new":null,"i":{"y":"z"}}'}),
+    ({"o": {"X": 1}, "O": 2, "o.X": 3}, {"o": '{"X":1}', "O": "2", "o.X": "3"}),
+    ({"a.b": {"y": 1}, "a": {"b": {"y": 2}}}, {"a.b": '{"y":1}', "a": '{"b":{"y":2}}'}),
+    ({"l": [{"x": 1}, {"x": 2, "y": 3}, None, {"y": 4}, {}]}, {"l": '[null,{"y":3},null,{"y":4}]'}),
+    ({"ll": [[], [{"x": 1}, {"y": 2}]]}, {"ll": '[null,[null,{"y":2}]]'}),
+    ({"s": {"any": "thing"}}, {}),
+    ({"m": {"a": {"x": 1}, "b": {"y": 2}, "c.d": {"y": 3}, "e": None}}, {"m": '{"b":{"y":2},"c.d":{"y":3}}'}),
+    ({"plain": {"a": 1}, "z": 1}, {"z": "1"}),
+])  # fmt: skip
+def test_extra_fields_of_structs_are_kept_with_their_place(payload: Any, extra: Any, with_map: bool) -> None:
+    fields = [field for field in NESTED if with_map or not pa.types.is_map(field.type)]
+    if not with_map:
+        extra = extra if "m" not in payload else {"m": json.dumps(payload["m"], separators=(",", ":"))}
+        extra = {**extra, **({"plain": '{"a":1}'} if "plain" in payload else {})}
+    parser = JsonParser(pa.struct(fields), extra=True)
+    data = [json.dumps(payload).encode()] * 3
+    assert parsed(parser, data) == slow(parser, data)
+    for row in parser.parse(pa.array(data, pa.binary())).values.to_pylist():
+        assert dict(row["_extra"]) == extra
+
+
 def test_maps_arrays_of_rows_and_extra_fields() -> None:
     payloads = [b'{"n": 1, "m": {"a": 1, "b": null}}', b'{"m": {"a": 1, "a": 2}}', b'{"m": {"a": "x"}}']
     assert parsed(JsonParser(MAPS), payloads) == slow(JsonParser(MAPS), payloads) == [

@@ -47,7 +47,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
         0,
         [
             message(
-                0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C"}, "new": [1.0]}'
+                0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C", "q": [1.0]}, "new": 2}'
             ),
             message(1, "sensors/p2/m1/json", b'[{"ts": 0}, {"ts": 1, "reading": null}]'),
             message(2, "sensors/p2/m1/json", b'[{"ts": 0}, {"reading": null}]'),
@@ -67,7 +67,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
     names = ("offset", "plant", "machine", "item", "ts", "value", "unit", "_extra")
     found = rows(tmp_path / "json")
     assert [tuple(row[name] for name in names) for row in found] == [
-        (0, "p1", "m1", 0, time[0], 1.5, "C", [("new", "[1.0]")]),
+        (0, "p1", "m1", 0, time[0], 1.5, "C", [("reading", '{"q":[1.0]}'), ("new", "2")]),
         (1, "p2", "m1", 0, time[1], None, None, []), (1, "p2", "m1", 1, time[2], None, None, [])]
     [bad] = rows(tmp_path / "json.rejected")
     assert (bad["offset"], bad["reason"], bad["payload"]) == (

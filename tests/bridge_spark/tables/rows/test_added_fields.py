@@ -103,6 +103,17 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(180)
+def test_new_fields_of_a_struct_stay_in_extra(spark: SparkSession, tmp_path: Path) -> None:
+    payload = {"n": 1, "o": {"v": 2.0, "w": [3]}, "p": 4}
+    StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])
+    tables = {"t": {"stream": "sensors", "schema": "n int, o struct<v double>", "fields": ["n", "o.v"], "columns": [],
+                    "extra_fields": "add", "output": str(tmp_path / "t")}}
+    run(parse_config({"source": {"path": str(tmp_path / "data")}, "tables": tables}), once=True, session=spark)
+    assert pq.read_table(tmp_path / "t", partitioning=None).to_pylist() == [
+        {"n": 1, "v": 2.0, "p": 4.0, "_extra": [("o", '{"w":[3]}')]}]
+
+
+@pytest.mark.timeout(180)
 def test_a_text_too_long_for_sparks_json_parser_is_kept(spark: SparkSession, tmp_path: Path) -> None:
     payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
     StreamWriter(tmp_path / "data").append(
