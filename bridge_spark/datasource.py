@@ -23,7 +23,6 @@ from pyspark.sql.datasource import (
     DataSourceWriter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -68,6 +67,7 @@ from bridge_spark.source.payload_reader import PAYLOAD_COLUMNS, PayloadReader, P
 from bridge_spark.source.plan import MIN_TASK_BYTES, PARSED_TASK_BYTES, Planner, Slice
 from bridge_spark.source.rate_limit import RateLimit
 from bridge_spark.source.slice_reader import read_slices
+from bridge_spark.source.spark_types import UnusableType, arrow_schema
 from bridge_spark.source.spark_workarounds import (
     FailedStreamReader,
     acknowledge_at_once,
@@ -330,8 +330,8 @@ def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader
         if field.name not in PAYLOAD_COLUMNS and field.name not in levels:
             check_column(field, known, [*known, *PAYLOAD_COLUMNS, *levels])
     try:
-        return PayloadReader(to_arrow_schema(schema, timezone="UTC"), options.payload, options.topic_pattern)
-    except PayloadSchemaError as error:
+        return PayloadReader(arrow_schema(schema), options.payload, options.topic_pattern)
+    except (PayloadSchemaError, UnusableType) as error:
         raise StreamError(f"mqtt source: {error}") from None
 
 

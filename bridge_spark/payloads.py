@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructField, StructType
 
 from bridge_spark.source.batch_bytes import pieces, row_bytes
 from bridge_spark.source.option_values import OptionNames
 from bridge_spark.source.payload_options import PAYLOAD_OPTION_NAMES, payload_options
 from bridge_spark.source.payload_reader import ROWS_BYTES, PayloadReader, PayloadSchemaError
+from bridge_spark.source.spark_types import arrow_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -38,7 +38,7 @@ def parse_payloads(messages: DataFrame, schema: Union[str, StructType], **option
         if name.lower() in {other.lower() for other in messages.columns}:
             raise PayloadSchemaError(f"there is a column {name!r} already")
     given = _NAMES.given(options)
-    wanted = pa.schema([pa.field(_ROW, pa.int64()), *to_arrow_schema(added, timezone="UTC")])
+    wanted = pa.schema([pa.field(_ROW, pa.int64()), *arrow_schema(added)])
     reader = PayloadReader(wanted, payload_options(given), None)
     kinds = {field.name: field.dataType.simpleString() for field in messages.schema.fields}
     for field in reader.message_schema:

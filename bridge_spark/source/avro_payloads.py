@@ -36,6 +36,7 @@ from bridge_spark.source.fitting_schemas import use_one, use_some
 from bridge_spark.source.registry_header import HEADER, id_in_header
 from bridge_spark.source.row_parser import PORTION, BadPayload, Refused, RowParser
 from bridge_spark.source.schema_files import UnusableSchema
+from bridge_spark.source.spark_types import type_name
 
 MAX_TYPES = 10_000
 """Most types of a schema, with each use of a named type counted."""
@@ -250,7 +251,7 @@ class _Plan:
             names = [f"member{number}" for number in range(len(branches))]
             given = [kind.field(number).name for number in range(kind.num_fields)] if pa.types.is_struct(kind) else []
             if given != names:
-                raise UnusableSchema(f"field {where!r} is a union, which fills struct<{', '.join(names)}>, not {kind}")
+                raise UnusableSchema(f"field {where!r} is a union, which fills struct<{', '.join(names)}>, not {type_name(kind)}")
         union, steps = [], {}
         number = 0
         for branch in schema:
@@ -286,7 +287,7 @@ def _is_not_null(branch: Any) -> bool:
 def _unfit(schema: Any, kind: Any, where: str) -> UnusableSchema:
     logical = schema.get("logicalType")
     name = f"{schema['type']} ({logical})" if isinstance(logical, str) else schema["type"]
-    return UnusableSchema(f"field {where!r} is Avro's {name}, which cannot fill {kind}")
+    return UnusableSchema(f"field {where!r} is Avro's {name}, which cannot fill {type_name(kind)}")
 
 
 def _least_size(schema: Any) -> int:

@@ -6,7 +6,7 @@ unless the result is the same.
 | payload | result |
 |---|---|
 | an object | a row; fields are matched by their exact name |
-| a missing or null field | NULL; a dead letter if the field is NOT NULL (also in structs and arrays) |
+| a missing or null field | NULL (a variant of null if null); a dead letter if the field is NOT NULL (also in structs and arrays) |
 | a field that is not in the schema, also of a struct | ignored, or an extra field; its value must be valid JSON |
 | a field of the schema twice in one object | a dead letter (of other fields the last value is used) |
 | a value of another type than the field | a dead letter, except that any value fills a string field, as JSON text |
@@ -17,6 +17,7 @@ unless the result is the same.
 | timestamp | an ISO 8601 string as in `typed_text`, or with `timestamps` a number: s, ms or us since the epoch |
 | date, binary | a string as in `typed_text` |
 | struct, array, map | object, array, object; the keys of a map must be unique |
+| variant | any value, also null; unique keys and finite numbers as in `variant` |
 | NaN, Infinity, comments, a lone surrogate | a dead letter, as not JSON |
 | white space, one byte order mark | ignored |
 | an empty payload, invalid UTF-8, several values, nesting deeper than 200 | a dead letter |
@@ -25,7 +26,6 @@ unless the result is the same.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -35,40 +35,21 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.json as pj  # type: ignore[import-untyped]
 
-from bridge_spark.source import typed_text
+from bridge_spark.source import typed_text, variant
+from bridge_spark.source.json_text import BLANKS, MAX_DEPTH, JsonNumber, JsonObject, decode, text_of
 from bridge_spark.source.row_parser import BadPayload, Refused, RowParser
+from bridge_spark.source.spark_types import is_variant
 
-MAX_DEPTH = 200
 EXTRA = "_extra"
 EXTRA_TYPE = pa.map_(pa.string(), pa.string())
 UNITS = {"s": 1_000_000, "ms": 1_000, "us": 1}
 """Microseconds per unit of numeric timestamps."""
 
-_BLANKS = " \t\n\r"
+_MISSING = object()
+"""The value of a field that an object does not have."""
 _NOT_A_NUMBER = re.compile(rb"[^\w\"](?:NaN|Inf)")
-_STRING = re.compile(r'"(?:[^"\\]|\\.?)*"?', re.DOTALL)  # also one without end, so that each character is read once
 _ROW = re.compile(r" in row (\d+)$")
 _TEXT = re.compile(r"couldn't parse:(.+)$|: (\S+) requires (?:scale|precision) \d+$")
-
-
-class _Number(str):
-    """A number, as written."""
-
-    __slots__ = ()
-
-
-class _Object(list[tuple[str, Any]]):
-    """The members of an object, in order, with duplicates."""
-
-    __slots__ = ()
-
-
-def _refuse(word: str) -> Any:
-    raise BadPayload("not JSON")
-
-
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=_Object, parse_int=_Number, parse_float=_Number, parse_constant=_refuse)
 
 
 class JsonParser(RowParser):
@@ -91,7 +72,7 @@ class JsonParser(RowParser):
         self.type = pa.struct([*self._fields, pa.field(EXTRA, EXTRA_TYPE)]) if extra else type
         self._kinds = {field.name: field.type for field in self._fields}
         self._read = pa.schema([pa.field(field.name, self._read_type(field.type)) for field in self._fields])
-        self._is_fast = not any(map(_has_map, self._fields))
+        self._is_fast = not any(_is_slow(field.type) for field in self._fields)
 
     def one(self, payload: bytes) -> list[Any]:
         value = decode(payload)
@@ -183,26 +164,24 @@ class JsonParser(RowParser):
         except BadPayload:
             raise Refused from None
 
-    def _extras(self, members: _Object) -> list[tuple[str, str]]:
+    def _extras(self, members: JsonObject) -> list[tuple[str, str]]:
         found = _unknown(members, self._kinds)
         return [] if found is None else [(name, text_of(value)) for name, value in found]
 
     def _row(self, value: Any) -> dict[str, Any]:
-        if type(value) is not _Object:
+        if type(value) is not JsonObject:
             raise BadPayload("not a JSON object")
         row = self._struct(value, self._fields, "")
         if self._extra:
             row[EXTRA] = self._extras(value)
         return row
 
-    def _struct(self, members: _Object, fields: list[pa.Field], where: str) -> dict[str, Any]:
-        found: dict[str, Any] = {field.name: None for field in fields}
-        seen = set()
+    def _struct(self, members: JsonObject, fields: list[pa.Field], where: str) -> dict[str, Any]:
+        found: dict[str, Any] = {field.name: _MISSING for field in fields}
         for name, value in members:
             if name in found:
-                if name in seen:
+                if found[name] is not _MISSING:
                     raise BadPayload(f"field '{where}{name}' stands twice")
-                seen.add(name)
                 found[name] = value
         for field in fields:
             found[field.name] = self._value(found[field.name], field, where + field.name)
@@ -210,18 +189,18 @@ class JsonParser(RowParser):
 
     def _value(self, value: Any, field: pa.Field, where: str) -> Any:
         kind, types = field.type, pa.types
-        if value is None:
+        if value is _MISSING or value is None and not is_variant(kind):
             if not field.nullable:
                 raise BadPayload(f"field '{where}' is missing")
             return None
-        if types.is_struct(kind):
-            _expect(type(value) is _Object, where, "is not an object")
+        if types.is_struct(kind) and not is_variant(kind):
+            _expect(type(value) is JsonObject, where, "is not an object")
             return self._struct(value, [kind.field(number) for number in range(kind.num_fields)], where + ".")
         if types.is_list(kind):
             _expect(type(value) is list, where, "is not an array")
             return [self._value(item, kind.value_field, where + "[]") for item in value]
         if types.is_map(kind):
-            _expect(type(value) is _Object, where, "is not an object")
+            _expect(type(value) is JsonObject, where, "is not an object")
             _expect(len({name for name, _ in value}) == len(value), where, "has a key that stands twice")
             return [(name, self._value(item, kind.item_field, where + "{}")) for name, item in value]
         try:
@@ -231,6 +210,8 @@ class JsonParser(RowParser):
 
     def _scalar(self, value: Any, kind: pa.DataType) -> Any:
         types = pa.types
+        if is_variant(kind):
+            return variant.encode(value)
         if types.is_string(kind):
             return value if type(value) is str else text_of(value)
         if types.is_boolean(kind):
@@ -238,18 +219,37 @@ class JsonParser(RowParser):
                 raise BadPayload("is neither true nor false")
             return value
         if types.is_signed_integer(kind) or types.is_floating(kind):
-            if type(value) is not _Number:
+            if type(value) is not JsonNumber:
                 raise BadPayload("is not a number")
         elif types.is_timestamp(kind) and self._unit is not None and kind.tz is not None:
-            if type(value) is not _Number:
+            if type(value) is not JsonNumber:
                 raise BadPayload("is not a number")
             return _instant(float(value), self._unit)
-        elif type(value) is not str and not (types.is_decimal(kind) and type(value) is _Number):
+        elif type(value) is not str and not (types.is_decimal(kind) and type(value) is JsonNumber):
             raise BadPayload("is not a text")
         return typed_text.value_of(value, kind)
 
 
-def _unknown(members: _Object, kinds: Mapping[str, pa.DataType]) -> Optional[_Object]:
+class VariantParser(RowParser):
+    """Parses each payload, or with ``explode`` each item of an array, to a variant."""
+
+    type = variant.TYPE
+
+    def __init__(self, explode: bool = False) -> None:
+        self._explode = explode
+
+    def one(self, payload: bytes) -> list[Any]:
+        value = decode(payload)
+        items = value if self._explode and type(value) is list else [value]
+        if not items:
+            raise BadPayload("an array without rows")
+        try:
+            return [variant.encode(item) for item in items]
+        except BadPayload as bad:
+            raise BadPayload(f"the JSON value {bad}") from None
+
+
+def _unknown(members: JsonObject, kinds: Mapping[str, pa.DataType]) -> Optional[JsonObject]:
     """The members of an object whose fields have the types ``kinds``, without all that fills a field; None if there
     are none."""
     found: dict[str, Any] = {}
@@ -258,13 +258,15 @@ def _unknown(members: _Object, kinds: Mapping[str, pa.DataType]) -> Optional[_Ob
         left = value if kind is None else _left(value, kind)
         if kind is None or left is not None:
             found[name] = left
-    return _Object(found.items()) if found else None
+    return JsonObject(found.items()) if found else None
 
 
-def _left(value: Any, kind: pa.DataType) -> Union[_Object, list[Any], None]:
+def _left(value: Any, kind: pa.DataType) -> Union[JsonObject, list[Any], None]:
     """The fields in ``value`` that have no place in ``kind``, within the objects and arrays that they are in."""
     types = pa.types
-    if type(value) is _Object:
+    if is_variant(kind):
+        return None
+    if type(value) is JsonObject:
         if types.is_struct(kind):
             fields = [kind.field(number) for number in range(kind.num_fields)]
             return _unknown(value, {field.name: field.type for field in fields})
@@ -276,72 +278,6 @@ def _left(value: Any, kind: pa.DataType) -> Union[_Object, list[Any], None]:
             items.pop()
         return items or None
     return None
-
-
-def is_supported(kind: pa.DataType) -> bool:
-    """Whether a JSON value can fill a field of this type."""
-    types = pa.types
-    if types.is_struct(kind):
-        return all(is_supported(kind.field(number).type) for number in range(kind.num_fields))
-    if types.is_list(kind):
-        return is_supported(kind.value_type)
-    if types.is_map(kind):
-        return bool(types.is_string(kind.key_type)) and is_supported(kind.item_type)
-    return typed_text.is_supported(kind)
-
-
-def decode(payload: bytes) -> Any:
-    """Decode one JSON value, with `_Object` for objects and `_Number` for numbers; raises `BadPayload`."""
-    if not payload:
-        raise BadPayload("empty payload")
-    try:
-        text = payload.decode("utf-8")
-    except UnicodeDecodeError:
-        raise BadPayload("not UTF-8") from None
-    text = text.removeprefix("\ufeff").strip(_BLANKS)
-    if not text:
-        raise BadPayload("empty payload")
-    if text.count("[") + text.count("{") > MAX_DEPTH and _depth(text) > MAX_DEPTH:
-        raise BadPayload("nested too deeply")
-    try:
-        value, end = _DECODER.raw_decode(text)
-    except json.JSONDecodeError:
-        raise BadPayload("not JSON") from None
-    if end != len(text):
-        raise BadPayload("text after the JSON value")
-    if "\\u" in text and _has_surrogate(text_of(value)):
-        raise BadPayload("not JSON")
-    return value
-
-
-def text_of(value: Any) -> str:
-    """The JSON text of a decoded value, without white space; numbers as written."""
-    if isinstance(value, _Number):
-        return str(value)
-    if isinstance(value, _Object):
-        return "{" + ",".join(f"{_quoted(name)}:{text_of(item)}" for name, item in value) + "}"
-    if isinstance(value, list):
-        return "[" + ",".join(map(text_of, value)) + "]"
-    return _quoted(value) if isinstance(value, str) else json.dumps(value)
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)
-
-
-def _has_surrogate(text: str) -> bool:
-    return any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _depth(text: str) -> int:
-    deepest = depth = 0
-    for character in _STRING.sub("", text):
-        if character in "[{":
-            depth += 1
-            deepest = max(deepest, depth)
-        elif character in "]}":
-            depth -= 1
-    return deepest
 
 
 def _expect(true: bool, where: str, otherwise: str) -> None:
@@ -379,7 +315,7 @@ def _lines(payloads: pa.Array) -> pa.Buffer:
     except pa.ArrowInvalid:
         raise Refused from None
     if not pc.all(_braced(texts), min_count=0).as_py():
-        texts = pc.utf8_trim(texts, _BLANKS)
+        texts = pc.utf8_trim(texts, BLANKS)
         typed_text.check(_braced(texts))
     if pc.max(pc.binary_length(texts)).as_py() > 2 * MAX_DEPTH:
         openers = pc.add(pc.count_substring(texts, "["), pc.count_substring(texts, "{"))
@@ -427,10 +363,10 @@ def _one_chunk(column: Any) -> pa.Array:
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
-def _has_map(field: pa.Field) -> bool:
-    kind = field.type
+def _is_slow(kind: pa.DataType) -> bool:
+    """Whether Arrow cannot read JSON values to a type."""
+    if is_variant(kind) or pa.types.is_map(kind):
+        return True
     if pa.types.is_struct(kind):
-        return any(_has_map(kind.field(number)) for number in range(kind.num_fields))
-    if pa.types.is_list(kind):
-        return _has_map(kind.value_field)
-    return bool(pa.types.is_map(kind))
+        return any(_is_slow(kind.field(number).type) for number in range(kind.num_fields))
+    return bool(pa.types.is_list(kind)) and _is_slow(kind.value_type)

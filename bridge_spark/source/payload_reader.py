@@ -8,6 +8,7 @@ A user's schema may have, beside the columns of the message:
 | column | type | |
 |---|---|---|
 | value | struct<...>, with `number` a number type | the parsed payload; NOT NULL fields must be present |
+| | with `json` also variant | the payload as it is, whatever its fields |
 | reason | string | why the payload could not be parsed, else NULL; required with `value` |
 | rejected | binary | the payload if there is a `reason`, else NULL |
 | extra | map<string,string> | JSON: the fields that are not in `value`, as JSON text; see `JsonParser` for structs |
@@ -30,16 +31,19 @@ from bridge_spark.source import json_payloads, sparkplug, typed_text
 from bridge_spark.source.avro_payloads import AvroParser
 from bridge_spark.source.avro_schemas import AvroSchemas
 from bridge_spark.source.batch_bytes import pieces, row_bytes
-from bridge_spark.source.json_payloads import JsonParser
+from bridge_spark.source.json_payloads import JsonParser, VariantParser
 from bridge_spark.source.payload_options import TOPICS, TOPICS_FILE, PayloadOptions
 from bridge_spark.source.protobuf_payloads import ProtobufParser
 from bridge_spark.source.row_parser import Parsed, RowParser
 from bridge_spark.source.schema_files import UnusableSchema
+from bridge_spark.source.spark_types import first_unread, is_geospatial, is_variant, type_name
 from bridge_spark.source.sparkplug import SparkplugParser
 from bridge_spark.source.text_payloads import CsvParser, NumberParser
 from bridge_spark.source.topic_levels import TopicPattern
 from bridge_spark.source.topic_parsers import TopicParsers
 
+_NAMES = {"json": "JSON", "csv": "CSV", "sparkplug": "Sparkplug", "avro": "Avro", "protobuf": "Protobuf",
+          "topics": "formats by topic"}
 _TYPES = {
     "reason": pa.string(),
     "rejected": pa.binary(),
@@ -74,7 +78,7 @@ class PayloadReader:
         for field in asked:
             wanted = pa.string() if field.name in levels else _TYPES.get(field.name, field.type)
             if field.type != wanted:
-                raise PayloadSchemaError(f"column {field.name!r} is {wanted}, not {field.type}")
+                raise PayloadSchemaError(f"column {field.name!r} is {type_name(wanted)}, not {type_name(field.type)}")
         fields = [field for field in schema if field.name not in self._made]
         by_topic = isinstance(self._parser, TopicParsers) or bool(self._made.intersection(levels))
         needed = ("payload",) * (self._parser is not None) + ("topic",) * by_topic
@@ -140,8 +144,11 @@ def _checked_parser(schema: pa.Schema, options: PayloadOptions) -> Union[RowPars
     extra = "extra" in schema.names
     if extra and options.format != "json":
         raise PayloadSchemaError("the column 'extra' is for JSON only")
-    if options.format != "number" and (not pa.types.is_struct(kind) or not kind.num_fields):
-        raise PayloadSchemaError(f"column 'value' must be a struct for {options.format.upper()}, not {kind}")
+    if options.format == "json" and is_variant(kind) and not extra:
+        return VariantParser(options.explode)
+    if options.format != "number" and (not pa.types.is_struct(kind) or not kind.num_fields or is_variant(kind)
+                                       or is_geospatial(kind)):
+        raise PayloadSchemaError(f"column 'value' must be a struct for {_NAMES[options.format]}, not {type_name(kind)}")
     return _topic_parsers(kind, options) if options.format == TOPICS else _parser(kind, options, extra)
 
 
@@ -182,19 +189,18 @@ def _filled_fields(options: PayloadOptions) -> Optional[Collection[str]]:
 
 def _parser(kind: pa.DataType, options: PayloadOptions, extra: bool) -> RowParser:
     """Parses payloads of one format to ``kind``, and to the column `extra`."""
+    fields = [kind.field(number) for number in range(kind.num_fields)] if pa.types.is_struct(kind) else []
+    for field in fields:
+        unread = _unread(field, options.format)
+        if unread is not None:
+            raise PayloadSchemaError(
+                f"field {unread[0]!r} of 'value' cannot be {type_name(unread[1])} in {_NAMES[options.format]}")
     if options.format == "number":
         return _number_parser(kind)
     if options.format == "sparkplug":
         return _sparkplug_parser(kind)
     if options.schemas is not None:
         return _schema_parser(kind, options)
-    is_supported = json_payloads.is_supported if options.format == "json" else typed_text.is_supported
-    fields = [kind.field(number) for number in range(kind.num_fields)]
-    for field in fields:
-        if not is_supported(field.type):
-            raise PayloadSchemaError(
-                f"field {field.name!r} of 'value' cannot be {field.type} in {options.format.upper()}"
-            )
     if options.format == "json":
         return JsonParser(kind, options.timestamps, options.explode, extra)
     for field in fields:
@@ -203,11 +209,32 @@ def _parser(kind: pa.DataType, options: PayloadOptions, extra: bool) -> RowParse
     return CsvParser(kind, options.delimiter, options.quote, options.header, options.explode)
 
 
+def _is_read_from_json(kind: pa.DataType) -> bool:
+    if pa.types.is_map(kind):
+        return bool(pa.types.is_string(kind.key_type))
+    return is_variant(kind) or typed_text.is_supported(kind)
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    return not is_variant(kind) and not is_geospatial(kind)
+
+
+_IS_READ = {"json": _is_read_from_json, "avro": _is_plain, "protobuf": _is_plain}
+"""Which types a format with nested values can be read to; Avro and Protobuf then have rules for each of their types."""
+
+
+def _unread(field: pa.Field, format: str) -> Optional[tuple[str, pa.DataType]]:
+    """The path and type of the first value within ``field`` that cannot be read from a format; None if there is none."""
+    if format == "csv":
+        return None if typed_text.is_supported(field.type) else (field.name, field.type)
+    return first_unread(field.type, field.name, _IS_READ[format]) if format in _IS_READ else None
+
+
 def _number_parser(kind: pa.DataType) -> NumberParser:
     number = kind.field(0).type if pa.types.is_struct(kind) and kind.num_fields == 1 else kind
     types = pa.types
     if not (types.is_signed_integer(number) or types.is_floating(number) or types.is_decimal(number)):
-        raise PayloadSchemaError(f"column 'value' must be of a number type, not {kind}")
+        raise PayloadSchemaError(f"column 'value' must be of a number type, not {type_name(kind)}")
     return NumberParser(kind)
 
 
@@ -215,8 +242,9 @@ def _sparkplug_parser(kind: pa.StructType) -> SparkplugParser:
     for number in range(kind.num_fields):
         field = kind.field(number)
         if sparkplug.FIELDS.get(field.name) != field.type:
-            known = ", ".join(f"{name} {type}" for name, type in sparkplug.FIELDS.items())
-            raise PayloadSchemaError(f"field {field.name!r} of 'value' is none of Sparkplug's {known}")
+            known = ", ".join(f"{name} {type_name(type)}" for name, type in sparkplug.FIELDS.items())
+            raise PayloadSchemaError(
+                f"field {field.name!r} {type_name(field.type)} of 'value' is none of Sparkplug's {known}")
     return SparkplugParser(kind)
 
 

@@ -39,6 +39,7 @@ from bridge_spark.source.protobuf_schemas import MessageType, ProtobufSchemas, m
 from bridge_spark.source.registry_header import HEADER, id_in_header
 from bridge_spark.source.row_parser import PORTION, BadPayload, Parsed, Refused, RowParser
 from bridge_spark.source.schema_files import UnusableSchema
+from bridge_spark.source.spark_types import type_name
 
 _WRAPPERS = frozenset(f"google.protobuf.{name}Value" for name in (
     "Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes"))
@@ -287,7 +288,7 @@ class _Plan:
         types = pa.types
         if types.is_timestamp(kind) and kind.tz is not None:
             if self._timestamps is None:
-                raise UnusableSchema(f"field {where!r} is {_kind_name(found)}, which fills {kind} only with the option "
+                raise UnusableSchema(f"field {where!r} is {_kind_name(found)}, which fills {type_name(kind)} only with the option "
                                      f"'payloadTimestamps'")
             return _Instants(UNITS[self._timestamps], kind, signed, where)
         digits = {32: 10, 64: 19 if signed else 20}[bits]
@@ -578,7 +579,7 @@ def _unfit(found: Any, kind: pa.DataType, where: str) -> UnusableSchema:
     named = found.message_type or found.enum_type
     name = "map" if _is_map(found) else named.full_name if named is not None else _kind_name(found)
     repeated = "repeated " if found.is_repeated and not _is_map(found) and not where.endswith("[]") else ""
-    return UnusableSchema(f"field {where!r} is Protobuf's {repeated}{name}, which cannot fill {kind}")
+    return UnusableSchema(f"field {where!r} is Protobuf's {repeated}{name}, which cannot fill {type_name(kind)}")
 
 
 # -- the registry's message index ---------------------------------------------

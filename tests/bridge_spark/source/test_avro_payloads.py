@@ -186,12 +186,12 @@ def test_types_of_spark_that_hold_each_value_are_filled() -> None:
 
 
 @pytest.mark.parametrize(("schema", "kind", "reason"), [
-    ("string", pa.int64(), "field 'a' is Avro's string, which cannot fill int64"),
-    ("long", pa.int32(), "field 'a' is Avro's long, which cannot fill int32"),
-    ("long", UTC, "field 'a' is Avro's long, which cannot fill timestamp[us, tz=UTC]"),
+    ("string", pa.int64(), "field 'a' is Avro's string, which cannot fill bigint"),
+    ("long", pa.int32(), "field 'a' is Avro's long, which cannot fill int"),
+    ("long", UTC, "field 'a' is Avro's long, which cannot fill timestamp"),
     (logical("local-timestamp-micros"), UTC, "field 'a' is Avro's long (local-timestamp-micros), which cannot fill"),
     (logical("decimal", "bytes", precision=9, scale=2), pa.decimal128(9, 3), "field 'a' is Avro's bytes (decimal), which cannot"),
-    ("int", pa.list_(pa.int32()), "field 'a' is Avro's int, which cannot fill list"),
+    ("int", pa.list_(pa.int32()), "field 'a' is Avro's int, which cannot fill array"),
     ({"type": "array", "items": "int"}, pa.list_(pa.string()), "field 'a[]' is Avro's int, which cannot fill string"),
     ({"type": "map", "values": "int"}, pa.map_(pa.int32(), pa.int32()), "field 'a' is Avro's map, which cannot fill map"),
     (["null", "int", "string"], pa.string(), "field 'a' is a union, which fills struct<member0, member1>, not string"),
@@ -237,7 +237,7 @@ def test_the_registry_header_selects_the_schema() -> None:
         b"\0\0\0\0\3\2a", b"\0\0\0\0\2\2", b"\1\0\0\0\1\2", b"\0\0\0\1", b"\0\0\0\0\1", b"",
     ]) == [
         ({"n": 5, "unit": None}, None), ({"n": 2**40, "unit": "C"}, None),
-        (None, "schema 3 cannot be used: field 'n' is Avro's string, which cannot fill int64"),
+        (None, "schema 3 cannot be used: field 'n' is Avro's string, which cannot fill bigint"),
         (None, "schema 2 is unknown"), (None, "no schema id"), (None, "no schema id"),
         (None, "the Avro record is incomplete"), (None, "empty payload"),
     ]

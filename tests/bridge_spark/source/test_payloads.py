@@ -418,7 +418,7 @@ def test_payloads_are_parsed_few_at_once() -> None:
             "csv",
             "'extra' is for JSON only",
         ),
-        ({"value": pa.struct([("v", pa.list_(pa.int64()))]), "reason": pa.string()}, "csv", "cannot be list"),
+        ({"value": pa.struct([("v", pa.list_(pa.int64()))]), "reason": pa.string()}, "csv", "cannot be array<bigint> in CSV"),
         ({"value": pa.string(), "reason": pa.string()}, "number", "must be of a number type"),
     ],
 )

@@ -250,15 +250,15 @@ def test_types_of_spark_that_hold_each_value_are_filled() -> None:
 
 
 @pytest.mark.parametrize(("fields", "kind", "reason"), [
-    ("string a = 1;", pa.int64(), "field 'a' is Protobuf's string, which cannot fill int64"),
-    ("int64 a = 1;", pa.int32(), "field 'a' is Protobuf's int64, which cannot fill int32"),
+    ("string a = 1;", pa.int64(), "field 'a' is Protobuf's string, which cannot fill bigint"),
+    ("int64 a = 1;", pa.int32(), "field 'a' is Protobuf's int64, which cannot fill int"),
     ("double a = 1;", pa.float32(), "field 'a' is Protobuf's double, which cannot fill float"),
-    ("int64 a = 1;", UTC, "field 'a' is int64, which fills timestamp[us, tz=UTC] only with the option 'payloadTimestamps'"),
-    ("uint64 a = 1;", pa.decimal128(20, 1), "field 'a' is Protobuf's uint64, which cannot fill decimal128(20, 1)"),
-    ("repeated int64 a = 1;", pa.int64(), "field 'a' is Protobuf's repeated int64, which cannot fill int64"),
+    ("int64 a = 1;", UTC, "field 'a' is int64, which fills timestamp only with the option 'payloadTimestamps'"),
+    ("uint64 a = 1;", pa.decimal128(20, 1), "field 'a' is Protobuf's uint64, which cannot fill decimal(20,1)"),
+    ("repeated int64 a = 1;", pa.int64(), "field 'a' is Protobuf's repeated int64, which cannot fill bigint"),
     ("repeated int64 a = 1;", pa.list_(pa.string()), "field 'a[]' is Protobuf's int64, which cannot fill string"),
-    ("map<string, int64> a = 1;", pa.list_(pa.int64()), "field 'a' is Protobuf's map, which cannot fill list"),
-    ("map<string, int64> a = 1;", pa.map_(pa.int32(), pa.int64()), "field 'a' is Protobuf's string, which cannot fill int32"),
+    ("map<string, int64> a = 1;", pa.list_(pa.int64()), "field 'a' is Protobuf's map, which cannot fill array"),
+    ("map<string, int64> a = 1;", pa.map_(pa.int32(), pa.int64()), "field 'a' is Protobuf's string, which cannot fill int"),
     ("google.protobuf.Timestamp a = 1;", pa.timestamp("us"), "field 'a' is Protobuf's google.protobuf.Timestamp, which cannot"),
     ("M a = 1;", pa.struct([("x", pa.int32())]), "there is no field 'a.x'"),
     ("int64 b = 1;", pa.int64(), "there is no field 'a'"),
@@ -283,7 +283,7 @@ def test_the_registry_header_selects_schema_and_message() -> None:
     ]) == [
         ({"n": 5, "unit": None}, None), ({"n": 6, "unit": "C"}, None), ({"n": 7, "unit": ""}, None),
         ({"n": 0, "unit": ""}, None),
-        (None, "schema 3 cannot be used: field 'n' is Protobuf's string, which cannot fill int64"),
+        (None, "schema 3 cannot be used: field 'n' is Protobuf's string, which cannot fill bigint"),
         (None, "schema 4 cannot be used: there is no message type 'p.R'; there are p.Other"), (None, "schema 2 is unknown"),
         (None, "message 'p.Old', not 'p.R'"), (None, "message 'p.Old.In', not 'p.R'"), (None, "an unknown message index"),
         (None, "no message index after the schema id"), (None, "no message index after the schema id"),

@@ -151,7 +151,7 @@ def test_a_directory_is_needed(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "reason"), [
-    (pa.float64(), "must be a struct for TOPICS"),
+    (pa.float64(), "must be a struct for formats by topic"),
     (pa.struct([("value", pa.string()), ("axis", pa.string()), ("n", pa.int64())]), '["sensors/+/temperature"]: option \'payloadSchemaFile\''),
     (pa.struct([("axis", pa.string())]), '["sensors/+/temperature"]: fills no field of \'value\', which has axis'),
     (pa.struct([("value", pa.float64()), pa.field("n", pa.int64(), False)]),
