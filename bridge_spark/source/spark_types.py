@@ -28,8 +28,8 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 to_arrow_schema(StructType([part]), timezone="UTC")
             except PySparkTypeError:
                 where = f"column {field.name!r}" if part is field else f"field {part.name!r} of {field.name!r}"
-                raise UnusableType(f"{where} cannot be {part.dataType.simpleString()}, "
-                                   f"which Spark does not read from a Python source") from None
+                raise UnusableType(f"{where} cannot be {part.dataType.simpleString()}, which no payload format is read "
+                                   f"to") from None
     return to_arrow_schema(schema, timezone="UTC")
 
 

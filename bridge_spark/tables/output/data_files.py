@@ -13,11 +13,13 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from uuid import uuid4
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from bridge_spark.log.files import sync_directory
@@ -31,13 +33,44 @@ ROW_GROUP_ROWS = 256 * 1024
 ROW_GROUP_BYTES = 64 << 20  # of Arrow data in memory
 ATTEMPTS = 5  # to store a file
 FIRST_WAIT_S = 0.2  # doubled after each attempt
-_COLUMNS = "name string, rows long, size long, footer binary"
-_ARROW_COLUMNS = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("footer", pa.binary())])
+_COLUMNS = "name string, rows long, size long, footer binary, nan array<int>"
+_ARROW_COLUMNS = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("footer", pa.binary()),
+                            ("nan", pa.list_(pa.int32()))])
 
 
 def batch_prefix(batch: int) -> str:
     """The beginning of the names of a batch's files."""
     return f"{PREFIX}{batch:010d}-"
+
+
+class LeafColumn(NamedTuple):
+    """A column of Parquet: its ``number``, the names of the structs that it is in and its own, its type, and whether it is
+    in an array or a map."""
+
+    number: int
+    path: tuple[str, ...]
+    kind: pa.DataType
+    repeated: bool
+
+
+def leaf_columns(schema: pa.Schema) -> Iterator[LeafColumn]:
+    """The columns of a Parquet file with a schema, in order."""
+    found = chain.from_iterable(_leaves(field.type, (field.name,), False) for field in schema)
+    return (LeafColumn(number, *leaf) for number, leaf in enumerate(found))
+
+
+def _leaves(kind: pa.DataType, path: tuple[str, ...], repeated: bool) -> Iterator[tuple[Any, ...]]:
+    types = pa.types
+    if types.is_struct(kind):
+        for number in range(kind.num_fields):
+            yield from _leaves(kind.field(number).type, (*path, kind.field(number).name), repeated)
+    elif types.is_list(kind):
+        yield from _leaves(kind.value_type, path, True)
+    elif types.is_map(kind):
+        yield from _leaves(kind.key_type, path, True)
+        yield from _leaves(kind.item_type, path, True)
+    else:
+        yield path, kind, repeated
 
 
 class Storage(Protocol):
@@ -52,12 +85,16 @@ class Storage(Protocol):
 
 @dataclass(frozen=True)
 class DataFile:
-    """A Parquet file, with the metadata of its footer."""
+    """A Parquet file, with the metadata of its footer.
+
+    ``nan`` are the numbers of the leaf columns with NaN, which the bounds in the footer leave out.
+    """
 
     name: str
     rows: int
     size: int
     footer: bytes = field(repr=False)
+    nan: Sequence[int] = ()
 
     def metadata(self) -> Any:
         """The footer as pyarrow's `FileMetaData`."""
@@ -109,17 +146,19 @@ class DataFileWriter:
         group = next(groups, None)
         while group is not None:
             rows = 0
+            nan: set[int] = set()
             sink = pa.BufferOutputStream()
             writer = pq.ParquetWriter(sink, self.schema, compression="zstd")
             while group is not None and sink.tell() < FILE_BYTES:
                 writer.write_table(group, ROW_GROUP_ROWS)
                 rows += group.num_rows
+                nan.update(_with_nan(group))
                 group = next(groups, None)
             writer.close()
             footer = pa.BufferOutputStream()
             writer.writer.metadata.write_metadata_file(footer)
             content = sink.getvalue()
-            yield DataFile(self._store(content), rows, content.size, footer.getvalue().to_pybytes())
+            yield DataFile(self._store(content), rows, content.size, footer.getvalue().to_pybytes(), sorted(nan))
 
     def _store(self, content: Any) -> str:
         """Store a file under a new name; again if the storage fails, as pyarrow does not repeat each request."""
@@ -144,7 +183,7 @@ class DataFileWriter:
 def write_rows(rows: DataFrame, writer: DataFileWriter) -> StagedFiles:
     """Let the executors write the rows."""
     written = rows.mapInArrow(writer, _COLUMNS).collect()
-    return StagedFiles([DataFile(row.name, row.rows, row.size, bytes(row.footer)) for row in written], writer.storage)
+    return StagedFiles([DataFile(row.name, row.rows, row.size, bytes(row.footer), row.nan) for row in written], writer.storage)
 
 
 def arrow_schema(rows: DataFrame) -> Any:
@@ -152,6 +191,17 @@ def arrow_schema(rows: DataFrame) -> Any:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     return pa.schema([field.with_nullable(True) for field in to_arrow_schema(rows.schema, timezone="UTC")])
+
+
+def _with_nan(table: Any) -> Iterator[int]:
+    """The numbers of the leaf columns with NaN, without those in arrays and maps."""
+    for leaf in leaf_columns(table.schema):
+        if pa.types.is_floating(leaf.kind) and not leaf.repeated:
+            column = table.column(leaf.path[0])
+            for name in leaf.path[1:]:
+                column = pc.struct_field(column, name)
+            if pc.any(pc.is_nan(column)).as_py():
+                yield leaf.number
 
 
 def _row_groups(batches: Iterable[Any], schema: Any) -> Iterator[Any]:

@@ -8,7 +8,6 @@ their names.  Files that a killed run left uncommitted are invisible to readers,
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from bridge_spark.tables.output.data_files import (
     SyncedFile,
     batch_prefix,
 )
+from bridge_spark.tables.output.delta_statistics import statistics
 from bridge_spark.tables.output.file_table import FileTable
 from bridge_spark.tables.output.library_errors import library_errors
 
@@ -103,7 +103,7 @@ class DeltaBatchTable(FileTable):
         with library_errors(self.place):
             table = self._with_columns(files) if files else self._open()
             if table is not None:
-                self._write(table, _removals(table, prefix) + _additions(files), None)
+                self._write(table, _removals(table, prefix) + _additions(table, files), None)
 
     def names(self) -> list[str]:
         with library_errors(self.place):
@@ -129,7 +129,7 @@ class DeltaBatchTable(FileTable):
             # The version of a batch that is replaced is in the log already, and a second one would be a conflict.
             version = None if replaced or checkpoint is None else Transaction(checkpoint, batch)
             try:
-                self._write(table, removed + _additions(files), version)
+                self._write(table, removed + _additions(table, files), version)
                 break
             except (DeltaError, OSError):
                 # The commit may be in the log all the same: the next attempt looks.
@@ -195,11 +195,12 @@ class DeltaBatchTable(FileTable):
         return table
 
 
-def _additions(files: Sequence[DataFile]) -> list[Any]:
+def _additions(table: DeltaTable, files: Sequence[DataFile]) -> list[Any]:
     from deltalake.transaction import AddAction
 
     now = int(time.time() * 1000)
-    return [AddAction(file.name, file.size, {}, now, True, json.dumps({"numRecords": file.rows})) for file in files]
+    properties = table.metadata().configuration
+    return [AddAction(file.name, file.size, {}, now, True, statistics(file, properties)) for file in files]
 
 
 def _removals(table: DeltaTable, prefix: str) -> list[Any]:
