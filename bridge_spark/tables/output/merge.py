@@ -5,6 +5,7 @@ Rows keep their order and types.  A column that a file does not have is NULL in 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,16 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 ROW_GROUP_ROWS = 256 * 1024
+
+
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+_VARIANT = re.compile(rb'(?:type|elementType|valueType)":"variant"')
+
+
+def can_merge(path: Path) -> bool:
+    """Whether a file has no variants: pyarrow would write them as structs, which readers take for another type."""
+    metadata = pq.read_metadata(path).metadata or {}
+    return _VARIANT.search(metadata.get(_SPARK_SCHEMA, b"")) is None
 
 
 def merge(files: Sequence[Path], target: Path) -> None:

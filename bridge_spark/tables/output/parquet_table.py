@@ -31,7 +31,7 @@ from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.tables.ingest_config import MERGE_FILES
 from bridge_spark.tables.ingest_session import spark_path
 from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, StagingArea
-from bridge_spark.tables.output.merge import merge
+from bridge_spark.tables.output.merge import can_merge, merge
 from bridge_spark.tables.output.swap import can_swap, swap
 
 if TYPE_CHECKING:
@@ -188,9 +188,10 @@ class ParquetBatchTable:
         return self._can_swap and sum(path.stat().st_size for path in _data_files(directory)) < DIRECTORY_BYTES
 
     def _small_files(self, directory: Path, newest: Optional[int]) -> list[Path]:
-        """The files below `SMALL_BYTES`, without those of the batch ``newest``."""
+        """The files below `SMALL_BYTES` that can be merged, without those of the batch ``newest``."""
         kept = [] if newest is None else _files_of(directory, newest)
-        return [path for path in _data_files(directory) if path not in kept and path.stat().st_size < SMALL_BYTES]
+        return [path for path in _data_files(directory) if path not in kept and path.stat().st_size < SMALL_BYTES
+                and can_merge(path)]
 
     def _has_batch(self, directory: Path, batch: int) -> bool:
         marker = _read_marker(directory)

@@ -15,9 +15,13 @@ from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
+from bridge_spark.source.payload_options import payload_options
+from bridge_spark.source.payload_reader import PayloadReader, PayloadSchemaError
+from bridge_spark.source.spark_types import UnusableType, arrow_schema
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_config import TableConfig
 from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.output.column_limits import refusal
 from bridge_spark.tables.recorded_columns import RecordedColumns
 from bridge_spark.tables.rows import payloads
 from bridge_spark.tables.rows.added_fields import new_fields, seen_fields, with_columns
@@ -60,6 +64,7 @@ class MessageRows:
             self._columns = payloads.table_columns(table.payload, self._schema)
         except SchemaError as error:
             raise IngestError(f"{where}.schema: {error}") from None
+        self._check_types()
         sink = table.sink
         self.key_columns = ["partition", "offset", *([ITEM] if table.payload.several else [])]
         self._keys = [self.column(key, "deduplicate_by") for key in sink.deduplicate_by]
@@ -174,6 +179,20 @@ class MessageRows:
         if name not in known:
             raise IngestError(f"{self._where}.{key}: the table has no column {name!r}; it has {', '.join(known)}")
         return known[name]
+
+    def _check_types(self) -> None:
+        """Raise `IngestError` for a field that the payload's format or the table's cannot hold."""
+        source = self._source_schema(False)
+        try:
+            if self._payload.parsed_by_source:
+                parsed = StructType([field for field in source.fields if field.name not in self._payload.levels])
+                PayloadReader(arrow_schema(parsed), payload_options(self._payload.source_options), None)
+        except (PayloadSchemaError, UnusableType) as error:
+            raise IngestError(f"{self._where}.schema: {error}") from None
+        rows = self.table_rows(self.parse(self._spark.createDataFrame([], source)), {})
+        reason = refusal(self._table.sink.table_format, rows.schema)
+        if reason is not None:
+            raise IngestError(f"{self._where}.schema: {reason}: leave it out in 'fields', or give it another type or name")
 
     def _options(self, suffix: str = "") -> dict[str, str]:
         consumer = self._table.source["consumer"] + suffix
