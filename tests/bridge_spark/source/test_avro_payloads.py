@@ -300,7 +300,7 @@ def test_unusable_options_are_one_line(tmp_path: Path) -> None:
             payload_options({"payloadFormat": "avro", **options})
         assert reason in str(caught.value) and "\n" not in str(caught.value)
     options_read = payload_options({"payloadFormat": "avro", "payloadSchemaFile": str(path)})
-    for kind, reason in ((pa.struct([("x", pa.int64())]), "there is no field 'x'"), (pa.int64(), "must be a struct for AVRO")):
+    for kind, reason in ((pa.struct([("x", pa.int64())]), "there is no field 'x'"), (pa.int64(), "must be a struct for Avro")):
         with pytest.raises(PayloadSchemaError, match=reason):
             PayloadReader(pa.schema([("value", kind), ("reason", pa.string())]), options_read, None)
     table = {"stream": "s", "output": "o", "schema": "n long", "format": "avro"}

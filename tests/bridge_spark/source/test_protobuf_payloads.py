@@ -332,7 +332,7 @@ def test_unusable_options_are_one_line(tmp_path: Path) -> None:
             payload_options({"payloadFormat": "protobuf", **options})
         assert reason in str(caught.value) and "\n" not in str(caught.value)
     read = payload_options({"payloadFormat": "protobuf", **file, "payloadMessage": "Reading"})
-    for kind, reason in ((pa.struct([("x", pa.int64())]), "there is no field 'x'"), (pa.int64(), "must be a struct for PROTOBUF")):
+    for kind, reason in ((pa.struct([("x", pa.int64())]), "there is no field 'x'"), (pa.int64(), "must be a struct for Protobuf")):
         with pytest.raises(PayloadSchemaError, match=reason):
             PayloadReader(pa.schema([("value", kind), ("reason", pa.string())]), read, None)
     table = {"stream": "s", "output": "o", "schema": "n long", "format": "protobuf"}
