@@ -540,14 +540,20 @@ class ConnectAuthentication(AuthenticationRequest):
         connection = self.pending.connection
         if connection.state != CONNECTING or self._answered:
             return False
-        # Nothing is read from a waiting client, so nothing else tells that it has given up.
-        return connection.wire is None or not connection.wire.abort_if_client_left()
+        return not self._given_up()
+
+    def _given_up(self) -> bool:
+        """Whether the client has left and wants nothing but the answer. Nothing is read from it, so it is looked for."""
+        wire = self.pending.connection.wire
+        return wire is not None and bool(wire.abort_if_client_left())
 
     def accept(self, identity: Identity) -> None:
         if not self._answer():
             return
         handler = self.handler
         handler.login_succeeded(self, identity)
+        if self._given_up():  # it would take the session over from the next connection of its client
+            return
         pending = self.pending
         pending.connection.authenticator = self.authenticator
         if pending.connection.terms.binds_certificates():
