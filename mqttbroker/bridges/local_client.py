@@ -86,9 +86,5 @@ class LocalTransport:
             wire.connection_lost(None)
             self._owner.local_lost()
 
-    @property
-    def client_left(self) -> bool:
-        return self._closed
-
     def get_extra_info(self, name: str) -> Any:
         return self._peer if name == "peername" else None

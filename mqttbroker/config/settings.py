@@ -135,6 +135,7 @@ class Limits:
     max_sessions_per_user: int = _key(Integer(0, 100_000_000), 0)
     max_connect_size: int = _key(Size("128B", "256MiB"), "256KiB")
     connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
+    left_client_timeout: float = _key(Duration("100ms", "1h"), "1m")
     max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
     max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
     max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")

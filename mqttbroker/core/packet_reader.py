@@ -29,7 +29,7 @@ class PacketReader(PacketBuffer):
         self.protocol = protocol
         self._incomplete = _NOTHING
         self._long: Optional[LongPacket] = None  # an incomplete long PUBLISH
-        self._held_before: i64 = 0  # bytes received that are not packets yet: WebSocket frames, reads cut into slices
+        self.held_before: i64 = 0  # bytes received that are not packets yet: WebSocket frames, reads cut into slices
         self._needed: i64 = 2  # bytes that the incomplete packet must have before it is parsed again
 
     @property
@@ -91,12 +91,12 @@ class PacketReader(PacketBuffer):
 
     def hold_before(self, more: i64) -> None:
         """Count more bytes, or fewer, that the layers in front hold; they free them when the connection is closed."""
-        self._held_before += more
+        self.held_before += more
         self._count_incomplete()
 
     def _count_incomplete(self) -> None:
         connection = self.connection
-        size: i64 = len(self._incomplete) + self._held_before
+        size: i64 = len(self._incomplete) + self.held_before
         if self._long is not None:
             size += self._long.size - self._long.missing
         connection.outbound.incomplete.count(self, 0 if connection.state == CLOSED else size)

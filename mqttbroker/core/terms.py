@@ -112,6 +112,7 @@ class BrokerTerms:
         self.max_delivery_rate_per_user = 0
         self.max_send_rate_per_user = 0
         self.max_connect_size = 0
+        self.left_client_timeout = 0.0
         self.max_session_expiry = 0
         self.retain_available = True
         self.max_retained_messages = 0

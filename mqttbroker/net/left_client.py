@@ -2,21 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Any, List
+import os
+import socket
+import ssl
+from typing import Any, Final, List, Optional
+
+READ_AT_ONCE: Final = 16_384  # bytes
+
+KEPT: Final = ("ssl_object", "peercert", "worker")  # what is known of a client whose login is not decided yet
+
+
+def last_bytes(transport: Any, descriptor: int) -> Optional[bytes]:
+    """Up to `READ_AT_ONCE` bytes of a client that has closed its side and is not read; TLS is decrypted, WebSocket is not.
+
+    Empty if there are no more. None if ``transport`` itself is about to receive them.
+    """
+    tls = transport.get_extra_info("ssl_object")
+    try:
+        if tls is None:
+            return os.read(descriptor, READ_AT_ONCE)
+        data: bytes = tls.read(READ_AT_ONCE)
+        return data
+    except ssl.SSLWantReadError:  # nothing is held back from TLS
+        return b"" if is_drained(descriptor) else None
+    except OSError:  # the connection was reset, or TLS ended
+        return b""
+
+
+def is_drained(descriptor: int) -> bool:
+    """Whether nothing that the peer of a socket sent waits to be read."""
+    with socket.socket(fileno=os.dup(descriptor)) as sock:
+        try:
+            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except OSError:  # reset
+            return True
 
 
 class LeftClient:
-    """Takes the place of the transport of a `Wire` whose socket is closed with ``error``, until the wire closes it."""
+    """Takes the place of the transport of a `Wire` whose socket is closed with ``error``, until the wire closes it.
 
-    def __init__(self, wire: Any, transport: Any, error: Any) -> None:
+    After ``timeout`` seconds it drops what is not handled.
+    """
+
+    def __init__(self, wire: Any, transport: Any, error: Any, timeout: float) -> None:
         self._wire = wire
         self._error = error
-        self._tls = transport.get_extra_info("ssl_object")
-
-    client_left = True
+        # Not the transport itself, whose buffers would stay.
+        self._info = {name: transport.get_extra_info(name) for name in KEPT}
+        self._timer = wire.endpoint.scheduler.loop.call_later(timeout, wire.abort)
 
     def get_extra_info(self, name: str) -> Any:
-        return self._tls if name == "ssl_object" else None
+        return self._info.get(name)
 
     def write(self, data: bytes) -> None:
         """Drop it."""
@@ -42,4 +78,5 @@ class LeftClient:
     def abort(self) -> None:
         wire, self._wire = self._wire, None
         if wire is not None:
+            self._timer.cancel()
             wire.endpoint.scheduler.loop.call_soon(lambda: wire.connection_lost(self._error))

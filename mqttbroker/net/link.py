@@ -170,11 +170,6 @@ class LinkTransport:
         if receiver is not None:
             receiver.connection_lost(reason or None)
 
-    @property
-    def client_left(self) -> bool:
-        """Whether nothing more will be received, although not all that was received has been handled."""
-        return self._closed is not None or self._left is not None
-
     # -- an asyncio transport ---------------------------------------------------
 
     def write(self, data: bytes) -> None:

@@ -158,6 +158,13 @@ class PacketLog:
 
     # -- the wire's transport ------------------------------------------------
 
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the socket."""
+        if hasattr(self._transport, "feed"):
+            self._transport.feed(data)
+        else:
+            self.data_received(data)
+
     def write(self, data: bytes) -> None:
         self._log_sent(data)
         self._transport.write(data)
@@ -170,11 +177,6 @@ class PacketLog:
     def get_write_buffer_size(self) -> int:
         size: int = self._transport.get_write_buffer_size()
         return size
-
-    @property
-    def client_left(self) -> bool:
-        left: bool = self._transport.client_left
-        return left
 
     def get_extra_info(self, name: str) -> Any:
         return self._transport.get_extra_info(name)

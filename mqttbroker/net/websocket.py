@@ -184,6 +184,10 @@ class WebSocket:
 
     # -- the owner's transport ------------------------------------------------
 
+    def feed(self, data: bytes) -> None:
+        """Take bytes of the socket."""
+        self.data_received(data)
+
     def set_protocol(self, owner: Any) -> None:
         """Have another owner, which gets the MQTT bytes, too."""
         self._owner = self._receiver = owner

@@ -18,12 +18,12 @@ from typing import Any, Callable, Deque, Final, List, Optional
 from mypy_extensions import i64
 
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, CONNECTED, Connection
+from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.deadline import STOPPED
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
-from mqttbroker.net.left_client import LeftClient
+from mqttbroker.net.left_client import LeftClient, is_drained, last_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import EntryQuery, Page
@@ -62,6 +62,11 @@ def has_peer_left(descriptor: int) -> bool:
     poll = select.poll()
     poll.register(descriptor, POLLRDHUP)
     return bool(poll.poll(0))
+
+
+def is_finished(descriptor: int) -> bool:
+    """Whether the peer of a socket has closed its side, and all that it sent is read; false where the system cannot tell."""
+    return has_peer_left(descriptor) and is_drained(descriptor)
 
 
 def unread(transport: Any) -> bytes:
@@ -521,7 +526,7 @@ class Wire:
         reason = f"connection lost: {error}" if error else "closed by the client"
         if not self.closing and (self.left or self._has_rest()):
             self.left = self.left or reason
-            self.transport = LeftClient(self, self.transport, error)
+            self.transport = LeftClient(self, self.transport, error, self.broker.terms.left_client_timeout)
             self.connection.request_flush()
             return
         if error is not None and not self.closing:
@@ -563,7 +568,16 @@ class Wire:
 
         A client that waits for slow subscribers loses its rest: else a client could have the broker hold more by leaving.
         """
-        return self.reading_paused and not self.closing and self.accepted and self.connection.paused_by is None
+        if not self.reading_paused or self.closing:
+            return False
+        if self.connection.state == CONNECTING:  # a client need not wait for CONNACK (section 3.1.4)
+            return self._holds_packets
+        return self.accepted and self.connection.paused_by is None
+
+    @property
+    def _holds_packets(self) -> bool:
+        """Whether something is received and not handled."""
+        return len(self._unhandled) > 0 or not self.reader.between_packets or self.reader.held_before > 0
 
     def _receive_unread(self) -> None:
         """Handle what the client sent before it reset the connection, such as DISCONNECT [MQTT-3.14.4-3]."""
@@ -578,14 +592,33 @@ class Wire:
         self._handle(data, 0, len(data), self.endpoint.scheduler.update_clock())
 
     def abort_if_client_left(self) -> bool:
-        """Whether the client has closed its side; if so, close the connection. Detects it while reading is paused."""
+        """Whether the client has given up its CONNECT, which waits for an answer; if so, close the connection.
+
+        Such a client has closed its side and sent nothing behind its CONNECT. It is not read, so the socket is looked at.
+        A worker reads its sockets to the end, and `lost` or `connection_lost` tell it here.
+        """
         if self.closing or not self.reading_paused:
             return self.closing
         sock = self.transport.get_extra_info("socket")
-        if not (has_peer_left(sock.fileno()) if sock is not None else self.transport.client_left):
+        if sock is None or self._holds_packets or not has_peer_left(sock.fileno()):
             return False
+        data = last_bytes(self.transport, sock.fileno())
+        if data is None:
+            return False
+        if data:
+            self._feed(data)
+            if self._holds_packets or self.connection.state == CLOSED:
+                return self.connection.state == CLOSED
         self.abort()
         return True
+
+    def _feed(self, data: bytes) -> None:
+        """Take bytes that were read past the transport."""
+        transport = self.transport
+        if hasattr(transport, "feed"):
+            transport.feed(data)
+        else:
+            self.data_received(data)
 
     @property
     def between_packets(self) -> bool:

@@ -6,8 +6,6 @@ Such a client costs its sender nothing, so they are bounded in number, bytes and
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import sys
 from typing import Any, Dict, Optional
 
@@ -20,7 +18,7 @@ from mqttbroker.net.link_frames import JOINED
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer
 from mqttbroker.net.websocket import WebSocket
-from mqttbroker.net.wire import CLOSE_TIMEOUT, has_peer_left, peer_text
+from mqttbroker.net.wire import CLOSE_TIMEOUT, is_finished, peer_text
 from mqttbroker.net.worker_setup import FrontSetup, Joined, ListenerSetup, Secured, listener_name
 from mqttbroker.worker.clients import LinkedClient, WorkerLink
 from mqttbroker.worker.core_links import CoreLinks
@@ -152,17 +150,6 @@ class HeldListener:
         secured = None if ssl_object is None else Secured.of(ssl_object, setup.version)
         name = listener_name(self._index, setup.listener)
         return Joined(name, client.address, proxied, remote, common_name, secured).encode()
-
-
-def is_finished(descriptor: int) -> bool:
-    """Whether the peer of a socket has closed its side, and all that it sent is read; false where the system cannot tell."""
-    if not has_peer_left(descriptor):
-        return False
-    with socket.socket(fileno=os.dup(descriptor)) as sock:
-        try:
-            return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
-        except OSError:  # reset
-            return True
 
 
 class HeldClient:

@@ -13,14 +13,15 @@ from support.patience import PATIENCE
 class KeyServer:
     """Serves ``body`` on a free port of 127.0.0.1.
 
-    ``mode`` is "ok", "error" (status 500), "redirect", "silent" (no answer), "slow" (a byte now and then) or "huge"
-    (bytes without end).
+    ``mode`` is "ok", "error" (status 500), "redirect", "silent" (no answer), "held" (an answer once `release` is
+    set), "slow" (a byte now and then) or "huge" (bytes without end).
     """
 
     def __init__(self, body: bytes) -> None:
         self.body = body
         self.mode = "ok"
         self.requests = 0
+        self.release = threading.Event()
         self._closing = threading.Event()
         self._arrived = threading.Condition()
         owner = self
@@ -50,6 +51,9 @@ class KeyServer:
         with self._arrived:
             self.requests += 1
             self._arrived.notify_all()
+        if mode == "held":
+            self.release.wait(PATIENCE)
+            mode = "ok"
         try:
             if mode == "silent":
                 self._closing.wait()
@@ -74,6 +78,7 @@ class KeyServer:
 
     def close(self) -> None:
         self._closing.set()
+        self.release.set()
         self._server.shutdown()
         self._server.server_close()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import ssl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.core import Core
+from support.leaving_client import KINDS, all_listeners, open_client
 from support.manual_loop import Loop, Transport
 from support.metric_samples import samples
-from support.stream_client import StreamClient, WebSocketStream, tcp_socket
+from support.stream_client import WebSocketStream
 from websockets.frames import CloseCode, Opcode
 
 from mqttbroker.auth.security import Security
@@ -29,27 +29,14 @@ from sessions.counters import Counters
 MESSAGES = 3000
 MESSAGE = Publish("left", bytes(250), 0, False, False, 0).encode(5)
 LEAVE = Disconnect().encode(5)
-KINDS = ("tcp", "tls", "ws", "wss")
 
 
 @pytest.fixture(scope="module", params=["0", "1"], ids=["no worker", "a worker"])
 def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     files = CertificateFiles(tmp_path_factory.mktemp("tls"))
-    tls = {"certfile": str(files.certfile), "keyfile": str(files.keyfile)}
-    listeners = [{"type": kind, "port": 0, **(tls if kind in ("tls", "wss") else {})} for kind in KINDS]
-    with BrokerProcess(config={"listeners": listeners}, arguments=["--workers", request.param]) as process:
+    with BrokerProcess(config={"listeners": all_listeners(files)}, arguments=["--workers", request.param]) as process:
         process.wait_for_log("event=started")
         yield process
-
-
-def open_client(broker: BrokerProcess, kind: str) -> StreamClient:
-    sock: Any = tcp_socket(int(broker.wait_for_log(rf"event=listening type={kind} .*port=(\d+)")[1]))
-    if kind in ("tls", "wss"):
-        context = ssl.create_default_context()
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-        sock = context.wrap_socket(sock)
-    return StreamClient(WebSocketStream(sock) if kind in ("ws", "wss") else sock)
 
 
 @pytest.mark.parametrize("frame_bytes", [len(MESSAGE), 50 * len(MESSAGE)])
@@ -149,7 +136,7 @@ def test_its_place_among_the_open_sockets_is_free_when_all_is_handled(plant: Pla
     wire = plant.join("p")
     plant.send_much(wire)
     wire.connection_lost(None)
-    assert plant.sockets.count == 1 and wire.transport.client_left
+    assert plant.sockets.count == 1 and isinstance(wire.transport, LeftClient)
     plant.loop.run()
     assert plant.sockets.count == 0
 
