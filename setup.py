@@ -117,6 +117,7 @@ COMPILED = [
     "mqttbroker/net/listener_policy.py",
     "mqttbroker/net/open_sockets.py",
     "mqttbroker/net/left_client.py",
+    "mqttbroker/net/tls_transport.py",
     "mqttbroker/net/wire.py",
     "mqttbroker/net/link_frames.py",
     "mqttbroker/net/link.py",

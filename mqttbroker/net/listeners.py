@@ -28,6 +28,7 @@ from mqttbroker.net.packet_log import log as packet_log
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.tls import ListenerContext, server_context
+from mqttbroker.net.tls_transport import TlsClient
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from mqttbroker.net.worker_setup import ListenerSetup
 
@@ -311,8 +312,8 @@ class OpenListener:
 
             terms = self.listener_policy.terms
             max_connect_size = self.scheduler.broker.terms.max_connect_size
-            return WebSocket(wire, self.listener.origins, terms.max_packet_size, max_connect_size, receiver)
-        return receiver
+            receiver = WebSocket(wire, self.listener.origins, terms.max_packet_size, max_connect_size, receiver)
+        return TlsClient(receiver, self._endpoint.websocket) if self._endpoint.secure else receiver
 
     def new_wire(self, peer: Optional[ProxiedPeer]) -> Tuple[Wire, Any]:
         """The wire of a new connection, and the receiver of its bytes: the wire, or a `PacketLog` in front of it."""

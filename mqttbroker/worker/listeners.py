@@ -13,6 +13,7 @@ from mqttbroker.net.link_frames import BEGUN, CLOSED, FAILED, OPENED, SECURED
 from mqttbroker.net.listeners import BACKLOG
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.tls import server_context
+from mqttbroker.net.tls_transport import TlsClient
 from mqttbroker.net.websocket import WebSocket
 from mqttbroker.net.wire import peer_text
 from mqttbroker.net.worker_setup import Failed, ListenerSetup, Opened, Secured
@@ -136,6 +137,12 @@ class LinkedListener:
 
     def _client(self, peer: Optional[ProxiedPeer] = None, handshake: Optional[Handshake] = None) -> Any:
         """The protocol of a new connection."""
+        client = self._client_behind_tls(peer, handshake)
+        if self._context is None:
+            return client
+        return TlsClient(client, self._setup.listener.type == "wss")
+
+    def _client_behind_tls(self, peer: Optional[ProxiedPeer], handshake: Optional[Handshake]) -> Any:
         setup = self._setup
         if self._held is not None:
             return self._held.client(peer)
