@@ -19,13 +19,15 @@ from contextlib import suppress
 from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.archive.lookups import ArchiveLookups
 from bridge_spark.log.backup import backup_in_progress
 from bridge_spark.log.files import sync_directory
+from bridge_spark.log.incarnation import Incarnation, make_incarnation, renew_incarnation
+from bridge_spark.log.high_watermark import published_end
 from bridge_spark.log.partition import End, Partition, PartitionView
 from bridge_spark.log.segment import Segment, search_segment
 from bridge_spark.log.segment_names import INDEX_SUFFIX
@@ -108,6 +110,7 @@ class StreamLogs:
         self.segment_sealed = threading.Event()  # set when `next_to_archive` may have a new segment
         self.archive_failures = 0
         self._archives: Dict[str, Tuple[str, str]] = {}  # location and owner, by stream
+        self._incarnations: Dict[str, Incarnation] = {}
         self._stored_filters: Dict[str, List[str]] = {}
         self._lookups = ArchiveLookups()
 
@@ -124,9 +127,16 @@ class StreamLogs:
         for config in self._streams.values():
             self._write_description(config)
         found: Dict[Key, int] = {}
+        shortened: Set[str] = set()  # streams whose next records get offsets that readers have seen
         for key, partition in self._partitions.items():
             partition.close()
+            published = published_end(partition.directory)
             found[key] = partition.recover(None if ends is None else ends.get(key), ends is None, logged.get(key))
+            if found[key] < published and key not in logged:
+                shortened.add(key[0])
+        for name in shortened:
+            reached = [found[name, number] for number in range(self._streams[name].partitions)]
+            self._incarnations[name] = renew_incarnation(self.directory / name, reached)
         if self._streams:
             for name in self._streams:
                 sync_directory(self.directory / name)
@@ -165,6 +175,7 @@ class StreamLogs:
         if known != description:
             directory.mkdir(parents=True, exist_ok=True)
             write_description(directory, description)
+        self._incarnations = {**self._incarnations, config.name: make_incarnation(directory)}
         self._stored_filters = {**self._stored_filters, config.name: [*config.filters, *past]}
 
     def append(self, records: Mapping[Key, Sequence[Message]]) -> Dict[Key, End]:
@@ -395,6 +406,7 @@ class StreamLogs:
             "stream": name,
             "format_version": FORMAT_VERSION if archived else FORMAT_WITHOUT_ARCHIVE,
             **({"archive": self._archives[name][0]} if archived else {}),
+            "incarnation": self._incarnations[name].document(),
             "partitions": described,
         }
 

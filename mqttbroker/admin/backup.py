@@ -21,6 +21,7 @@ from typing import Any
 from bridge_spark.log.backup import DamagedLog, backup_lock, copy_partition
 from bridge_spark.log.check import partitions
 from bridge_spark.log.high_watermark import published_end
+from bridge_spark.log.incarnation import copy_incarnation
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE, STREAMS
 from mqttbroker import __version__
@@ -85,7 +86,7 @@ def _copy(data_dir: Path, target: Path) -> str:
     # later one would include commits that the copy does not have.
     ends = {key: published_end(streams / key[0] / str(key[1])) for key in found}
     live = in_use(data_dir)
-    starts = _wait_for_tables(data_dir) if live else _copy_log(data_dir, target)
+    logged = _wait_for_tables(data_dir) if live else _copy_log(data_dir, target)
     try:
         copy_database(data_dir / DATABASE, target / DATABASE)
         if live:
@@ -100,7 +101,8 @@ def _copy(data_dir: Path, target: Path) -> str:
         raise BackupError(f"{data_dir / DATABASE}: {problem}; see mqttbroker check-store")
     ends.update(state.ends)
     # The first start appends the records of the copied log.
-    ends.update({key: min(start, ends[key]) if key in ends else start for key, start in starts.items()})
+    reached = {**ends, **{key: max(end, ends.get(key, 0)) for key, (_, end) in logged.items()}}
+    ends.update({key: min(start, ends[key]) if key in ends else start for key, (start, _) in logged.items()})
     streams_in_backup: dict[str, dict[str, int]] = {}
     for (stream, number), end in sorted(ends.items()):
         place = f"{stream}/{number}"
@@ -110,6 +112,7 @@ def _copy(data_dir: Path, target: Path) -> str:
         for file in (DESCRIPTION_FILE, DELETED_FILE):
             with suppress(FileNotFoundError):
                 shutil.copyfile(streams / stream / file, target / STREAMS / stream / file)
+        _copy_incarnation(streams / stream, target / STREAMS / stream, reached)
     if (data_dir / BAN_FILE).exists():
         shutil.copyfile(data_dir / BAN_FILE, target / BAN_FILE)
     manifest = {
@@ -124,7 +127,14 @@ def _copy(data_dir: Path, target: Path) -> str:
     return _summary(manifest)
 
 
-def _wait_for_tables(data_dir: Path) -> dict[tuple[str, int], int]:
+def _copy_incarnation(directory: Path, target: Path, reached: dict[tuple[str, int], int]) -> None:
+    """A restored backup continues with other records than the original, behind the offsets `reached`."""
+    numbers = [number for stream, number in reached if stream == directory.name]
+    with suppress(ValueError):  # it is damaged: the restored stream gets one that no reader knows
+        copy_incarnation(directory, target, [reached.get((directory.name, number), 0) for number in range(max(numbers) + 1)])
+
+
+def _wait_for_tables(data_dir: Path) -> dict[tuple[str, int], tuple[int, int]]:
     """Return when the database of a running broker has everything that its commit log has now."""
     position = last_position(data_dir / LOG_DIRECTORY)
     for _ in range(int(TABLES_WAIT / TABLES_STEP)):
@@ -134,18 +144,19 @@ def _wait_for_tables(data_dir: Path) -> dict[tuple[str, int], int]:
     raise BackupError(f"{data_dir / DATABASE}: is behind the commit log for {TABLES_WAIT} seconds; see /readyz")
 
 
-def _copy_log(data_dir: Path, target: Path) -> dict[tuple[str, int], int]:
-    """Copy the commit log of a broker that was killed; returns the first offset that it has of each partition."""
+def _copy_log(data_dir: Path, target: Path) -> dict[tuple[str, int], tuple[int, int]]:
+    """Copy the commit log of a broker that was killed; returns the offsets that it has of each partition."""
     found = survey(data_dir / LOG_DIRECTORY, database_identity(data_dir / DATABASE))
     if found.damage:
         raise BackupError(f"{found.damage[0]}; see mqttbroker check-store")
-    starts: dict[tuple[str, int], int] = {}
+    offsets: dict[tuple[str, int], tuple[int, int]] = {}
     for part in logged_records(found):
-        starts.setdefault((part.stream, part.partition), part.first_offset)
+        key, end = (part.stream, part.partition), part.first_offset + len(part.messages)
+        offsets[key] = offsets.get(key, (part.first_offset, end))[0], end
     (target / LOG_DIRECTORY).mkdir()
     for segment in found.segments:
         shutil.copyfile(segment.path, target / LOG_DIRECTORY / segment.path.name)
-    return starts
+    return offsets
 
 
 def _summary(manifest: dict[str, Any]) -> str:
