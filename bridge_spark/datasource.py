@@ -215,7 +215,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         manifest = self._fetch()
         start = read_range.starting(self._options, self._open(), manifest, offsets.latest(manifest))
         self._selection_is_checked = True
-        return offsets.to_json(start, self._selection)
+        return self._document(start, manifest)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.max_offsets_per_trigger is not None:
@@ -229,21 +229,22 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, int], limit: ReadLimit) -> dict[str, int]:
         self._check_selection(start)
+        manifest = self._fetch()
+        self._check_stream(start, manifest)
         begin = offsets.from_json(start)
         if self._options.consumer is not None:
             # The batch before ``start`` is committed; Spark calls commit() only after the next batch.
             self._open().report(self._options.consumer, begin)
-        manifest = self._fetch()
         end = dict(self._target) if self._target is not None else offsets.latest(manifest)
         for partition in begin:
             end.setdefault(partition, begin[partition])
         begin, end = offsets.check_kept(begin, end, manifest, self._options.fail_on_data_loss)
         max_rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         complete = self._target is not None or isinstance(limit, ReadAllAvailable)
-        return offsets.to_json(self._rate_limit.batch_end(begin, end, max_rows, complete), self._selection)
+        return self._document(self._rate_limit.batch_end(begin, end, max_rows, complete), manifest)
 
     def reportLatestOffset(self) -> Optional[dict[str, int]]:
-        return None if self._manifest is None else offsets.to_json(offsets.latest(self._manifest), self._selection)
+        return None if self._manifest is None else self._document(offsets.latest(self._manifest), self._manifest)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:
         self._check_selection(end)
@@ -254,6 +255,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for partition, offset in until.items()
         ):
             manifest = self._fetch()
+        self._check_stream(end, manifest)
         self._open()
         assert self._planner is not None
         begin, until = offsets.check_kept(begin, until, manifest, self._options.fail_on_data_loss)
@@ -270,6 +272,12 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not self._selection_is_checked:
             offsets.check_selection(document, self._selection)
             self._selection_is_checked = True
+
+    def _check_stream(self, document: dict[str, int], manifest: Manifest) -> None:
+        offsets.check_stream(document, self._options.stream, manifest, self._options.accept_incarnation)
+
+    def _document(self, reached: Offsets, manifest: Manifest) -> dict[str, int]:
+        return offsets.to_json(reached, {**self._selection, **offsets.of_stream(self._options.stream, manifest)})
 
     def _open(self) -> Storage:
         if self._storage is None:

@@ -10,6 +10,7 @@ from typing import Any, Optional, TypeVar
 
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.high_watermark import Watermark, decode_watermark
+from bridge_spark.log.incarnation import read_incarnation
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.segment_names import archived_offsets, first_offset_of, is_sealed, sealed_file_in
 from bridge_spark.log.sparse_index import IndexEntry
@@ -53,7 +54,12 @@ class DirectoryStorage:
             partitions = int(description["partitions"])
         except (ValueError, KeyError, TypeError) as error:
             raise StreamError(f"mqtt source: {directory / 'stream.json'}: {error!r}") from None
-        return {number: _partition_state(directory / str(number)) for number in range(partitions)}
+        try:
+            incarnation = read_incarnation(directory)
+        except (OSError, ValueError) as error:
+            raise StreamError(f"mqtt source: {error}") from None
+        return Manifest(
+            {number: _partition_state(directory / str(number)) for number in range(partitions)}, incarnation)
 
     def _description(self) -> Mapping[str, Any]:
         path = self._directory() / "stream.json"

@@ -12,7 +12,16 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Optional
 
-from bridge_spark.source.option_values import EARLIEST, LATEST, SELECTIONS, OffsetSpec, OptionError
+from bridge_spark.log.incarnation import UNKNOWN
+from bridge_spark.source.option_values import (
+    EARLIEST,
+    INCARNATION,
+    LATEST,
+    SELECTIONS,
+    STREAM,
+    OffsetSpec,
+    OptionError,
+)
 from bridge_spark.source.storage import Manifest, StreamError
 
 logger = logging.getLogger(__name__)
@@ -28,13 +37,51 @@ class DataLoss(StreamError):
         super().__init__(f"mqtt source: {'; '.join(losses)} (set failOnDataLoss=false to go on without them)")
 
 
-def to_json(offsets: Offsets, selection: Mapping[str, str] = MappingProxyType({})) -> dict[str, int]:
+def to_json(offsets: Offsets, entries: Mapping[str, str] = MappingProxyType({})) -> dict[str, int]:
     """Offsets in the form of Spark's checkpoint; equal offsets give equal text.
 
-    ``selection``: the options that select rows (`SELECTIONS`), kept as entries ``<option>=<value>``: 0.
+    ``entries``: the options that select rows (`SELECTIONS`), and `of_stream`, kept as ``<name>=<value>``: 0.
     """
     document = {str(partition): offsets[partition] for partition in sorted(offsets)}
-    return document | {f"{name}={value}": 0 for name, value in sorted(selection.items())}
+    return document | {f"{name}={value}": 0 for name, value in sorted(entries.items())}
+
+
+def of_stream(stream: str, manifest: Manifest) -> dict[str, str]:
+    """The entries that say whose offsets they are."""
+    known = manifest.incarnation.id
+    return {STREAM: stream, **({INCARNATION: known} if known else {})}
+
+
+def check_stream(
+    document: Mapping[str, int], stream: str, manifest: Manifest, accepted: Optional[str] = None,
+    option: Optional[str] = None,
+) -> None:
+    """Raise `StreamError` if offsets are not those of the stream: they would mean other records.
+
+    ``document`` is that of a checkpoint, or of the ``option``.  One without entries may be of an earlier version, and
+    counts as that of the stream.  ``accepted``: an incarnation whose offsets the user says to be those of the stream.
+    """
+    entries = _entries(document)
+    what = "the checkpoint is" if option is None else f"the offsets of option '{option}' are"
+    name, incarnation = entries.get(STREAM, stream), entries.get(INCARNATION, "")
+    if name != stream:
+        raise StreamError(f"mqtt source: option 'stream': {what} of stream {name!r}, not of {stream!r}, whose offsets mean "
+                          f"other messages: give {stream!r} a checkpoint of its own")
+    now = manifest.incarnation
+    if not incarnation or incarnation in (now.id, accepted) or now == UNKNOWN:
+        return
+    shared = next((earlier.ends for earlier in now.earlier if earlier.id == incarnation), None)
+    reason = "it was made anew, restored, or is another broker's"
+    if shared is not None:
+        ends = dict(enumerate(shared))
+        beyond = {partition: offset for partition, offset in from_json(document).items() if offset > ends.get(partition, 0)}
+        if not beyond:
+            return
+        partition, offset = next(iter(beyond.items()))
+        reason = f"a backup that was restored, it has those messages of partition {partition} up to offset " \
+                 f"{ends.get(partition, 0)}, and {offset} was reached"
+    raise StreamError(f"mqtt source: stream {stream!r}: {what} of its incarnation {incarnation!r}, not of {now.id or 'this backup'!r}: {reason}; "
+                      f"use a new checkpoint, or option 'acceptIncarnation'={incarnation!r} if the offsets mean the same messages")
 
 
 def from_json(document: Mapping[str, int]) -> Offsets:
@@ -47,7 +94,7 @@ def check_selection(document: Mapping[str, int], selection: Mapping[str, str]) -
 
     A checkpoint without any entry may be of an earlier version: then a selection is a warning.
     """
-    before = dict(key.split("=", 1) for key in document if "=" in key)
+    before = _entries(document)
     if not before and selection:
         logger.warning(
             "mqtt source: the checkpoint does not say that its rows were selected by %s: they were not, or an "
@@ -62,6 +109,10 @@ def check_selection(document: Mapping[str, int], selection: Mapping[str, str]) -
                 name, f"the checkpoint was written with {'none' if old is None else repr(old)}, not "
                 f"{'none' if new is None else repr(new)}: use a new checkpoint, with startingOffsets="
                 f"'{json.dumps(to_json(from_json(document)))}' to continue there")
+
+
+def _entries(document: Mapping[str, int]) -> dict[str, str]:
+    return dict(key.split("=", 1) for key in document if "=" in key)
 
 
 def earliest(manifest: Manifest) -> Offsets:

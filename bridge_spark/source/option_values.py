@@ -23,6 +23,10 @@ LATEST = -1
 SELECTIONS = ("filter", "where")
 """Options that select rows.  Offsets in a checkpoint have an entry ``<option>=<value>`` for each that is set."""
 
+STREAM = "stream"
+INCARNATION = "incarnation"
+"""Further entries ``<name>=<value>`` of offsets in a checkpoint: the stream that they are of, and its incarnation."""
+
 OffsetSpec = Union[int, dict[int, int]]
 """EARLIEST or LATEST for all partitions, or an offset per partition."""
 
@@ -104,6 +108,15 @@ def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
     return {partition: milliseconds * 1000 for partition, milliseconds in found.items()}
 
 
+def stream_entries(given: Mapping[str, str], name: str) -> Optional[Mapping[str, int]]:
+    """The offset JSON of the option if it says of which stream it is, as that of a checkpoint; else None."""
+    text = given.get(name, "")
+    if f"{STREAM}=" not in text:
+        return None
+    document: Mapping[str, int] = json.loads(text)
+    return document
+
+
 def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int, meaning: str) -> dict[int, int]:
     try:
         document: Any = json.loads(text)
@@ -113,7 +126,7 @@ def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int
         raise OptionError(name, f"{text!r} is {otherwise}")
     found: dict[int, int] = {}
     for key, value in document.items():
-        if key.partition("=")[0] in SELECTIONS and "=" in key:
+        if key.partition("=")[0] in (*SELECTIONS, STREAM, INCARNATION) and "=" in key:
             continue
         if not (key.isascii() and key.isdigit()):
             shorter = ': write {"0": 123}, without a name around it' if isinstance(value, dict) else ""

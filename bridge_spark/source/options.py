@@ -48,6 +48,7 @@ OPTION_NAMES = (
     "minPartitions",
     "maxRecordsPerPartition",
     "failOnDataLoss",
+    "acceptIncarnation",
     "skipCorruptBatches",
     "includeUserProperties",
     "pushDownFilters",
@@ -87,7 +88,7 @@ class SourceOptions:
 
     Exactly one of ``path``, ``url`` and ``kafka`` is set.  ``starting_offsets`` is None for the default (earliest for a batch,
     latest for a stream).  Precedence of starts and ends: timestamp, timestamps per partition, offsets.  Timestamps are
-    microseconds since the epoch.
+    microseconds since the epoch.  ``positions`` are the options whose offset JSON says of which stream it is.
     """
 
     path: Optional[str]
@@ -116,6 +117,8 @@ class SourceOptions:
     include_user_properties: bool = False
     push_down_filters: bool = False
     consumer: Optional[str] = None
+    accept_incarnation: Optional[str] = None
+    positions: tuple[tuple[str, Mapping[str, int]], ...] = ()
     fetch_retries: Optional[int] = None
     fetch_retry_interval_ms: int = 100
     request_timeout_ms: int = 30_000
@@ -176,6 +179,8 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         include_user_properties=values.boolean(given, "includeUserProperties", default.include_user_properties),
         push_down_filters=values.boolean(given, "pushDownFilters", default.push_down_filters),
         consumer=values.consumer(given, "consumer"),
+        accept_incarnation=given.get("acceptIncarnation"),
+        positions=_positions(given),
         fetch_retries=values.count(given, "fetch.numRetries", 0) if "fetch.numRetries" in given else None,
         fetch_retry_interval_ms=values.count(given, "fetch.retryIntervalMs", default.fetch_retry_interval_ms),
         request_timeout_ms=values.positive(given, "fetch.timeoutMs") or default.request_timeout_ms,
@@ -214,6 +219,11 @@ def _stream(given: dict[str, str]) -> str:
     if "/" in stream or stream in (".", ".."):
         raise OptionError("stream", f"{stream!r} is not a stream name")
     return stream
+
+
+def _positions(given: dict[str, str]) -> tuple[tuple[str, Mapping[str, int]], ...]:
+    found = ((name, values.stream_entries(given, name)) for name in ("startingOffsets", "endingOffsets"))
+    return tuple((name, document) for name, document in found if document is not None)
 
 
 def _topic_pattern(given: dict[str, str]) -> Optional[TopicPattern]:

@@ -19,7 +19,9 @@ from bridge_spark.source.time_index import offsets_at
 
 
 def check_partitions(options: SourceOptions, manifest: Manifest) -> None:
-    """Raise `OptionError` for partitions that the stream does not have."""
+    """Raise `StreamError` for offsets of another stream, and `OptionError` for partitions that the stream does not have."""
+    for name, document in options.positions:
+        offsets.check_stream(document, options.stream, manifest, options.accept_incarnation, name)
     for name, named in (
         ("startingOffsets", options.starting_offsets),
         ("startingOffsetsByTimestamp", options.starting_timestamps),

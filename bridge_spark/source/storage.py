@@ -6,11 +6,12 @@ inside a manifest, so they never see a record that is not committed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Optional, Protocol, runtime_checkable
 
+from bridge_spark.log.incarnation import UNKNOWN, Incarnation, parse_incarnation
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.footer import read_footer
 from bridge_spark.log.segment_names import is_sealed, sealed_file_name
@@ -73,7 +74,15 @@ class PartitionState:
         return self.segments[0].first_offset if self.segments else self.high_watermark
 
 
-Manifest = dict[int, PartitionState]
+class Manifest(dict[int, PartitionState]):
+    """The states of the partitions by number, and the ``incarnation`` of the stream."""
+
+    def __init__(
+        self, partitions: Mapping[int, PartitionState] | Iterable[tuple[int, PartitionState]] = (),
+        incarnation: Incarnation = UNKNOWN,
+    ) -> None:
+        super().__init__(partitions)
+        self.incarnation = incarnation
 
 
 @runtime_checkable
@@ -200,7 +209,7 @@ def parse_manifest(document: Any, where: str) -> Manifest:
     """Decode the broker's JSON manifest; raises `StreamError`."""
     try:
         check_version(document, where)
-        manifest: Manifest = {}
+        manifest = Manifest((), parse_incarnation(document.get("incarnation")))
         for partition in document["partitions"]:
             segments = [
                 Segment(str(entry["file"]), int(entry["first_offset"]), int(entry["end_offset"]), int(entry["bytes"]))

@@ -11,6 +11,9 @@ from pyspark.sql.types import StructType
 
 from bridge_spark.datasource import MqttDataSource, MqttStreamReader
 
+OF_SENSORS = {"stream=sensors": 0}
+"""An entry of the offsets of the stream `sensors` without a known incarnation."""
+
 
 def source(data: Path, **options: str) -> MqttDataSource:
     return MqttDataSource({"path": str(data), "stream": "sensors", **options})

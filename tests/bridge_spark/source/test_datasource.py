@@ -21,7 +21,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from pyspark.sql.types import BinaryType, StructField, StructType
 from support.sealed_log import seal_closed
 from support.spark_session import StreamWriter, message, spark
-from support.stream_reads import batches, places, rows, source, stream_reader, stream_rows
+from support.stream_reads import OF_SENSORS, batches, places, rows, source, stream_reader, stream_rows
 
 from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.columns import PropertyError, decode_properties
@@ -218,7 +218,7 @@ def test_rows_beyond_the_high_watermark_are_not_read(tmp_path: Path) -> None:
 def test_an_empty_stream(tmp_path: Path) -> None:
     StreamWriter(tmp_path, partitions=3)
     assert rows(tmp_path) == []
-    assert stream_reader(tmp_path).initialOffset() == {"0": 0, "1": 0, "2": 0}
+    assert stream_reader(tmp_path).initialOffset() == {"0": 0, "1": 0, "2": 0} | OF_SENSORS
 
 
 def test_offsets_by_name_and_number(tmp_path: Path) -> None:
@@ -226,9 +226,9 @@ def test_offsets_by_name_and_number(tmp_path: Path) -> None:
     for partition in (0, 1):
         writer.append(partition, [message(n) for n in range(5)])
     assert places(rows(tmp_path, startingOffsets='{"0": 3}', endingOffsets='{"1": 1}')) == [(0, 3), (0, 4), (1, 0)]
-    assert stream_reader(tmp_path).initialOffset() == {"0": 5, "1": 5}
-    assert stream_reader(tmp_path, startingOffsets="earliest").initialOffset() == {"0": 0, "1": 0}
-    assert stream_reader(tmp_path, startingOffsets='{"1": -1, "0": -2}').initialOffset() == {"0": 0, "1": 5}
+    assert stream_reader(tmp_path).initialOffset() == {"0": 5, "1": 5} | OF_SENSORS
+    assert stream_reader(tmp_path, startingOffsets="earliest").initialOffset() == {"0": 0, "1": 0} | OF_SENSORS
+    assert stream_reader(tmp_path, startingOffsets='{"1": -1, "0": -2}').initialOffset() == {"0": 0, "1": 5} | OF_SENSORS
     with pytest.raises(OptionError, match="there is no partition 7, only 0 to 1"):
         rows(tmp_path, startingOffsets='{"7": 0}')
     with pytest.raises(OptionError, match="endingOffsets.*before it starts"):
@@ -309,7 +309,7 @@ def test_offsets_removed_by_retention_are_named_or_skipped(tmp_path: Path, short
     with pytest.raises(DataLoss, match="offsets 0 to 4"):
         reader.partitions({"0": 0}, {"0": 5})
     lenient = stream_reader(tmp_path, failOnDataLoss="false")
-    assert lenient.latestOffset({"0": 0}, ReadMaxRows(5)) == {"0": 15}
+    assert lenient.latestOffset({"0": 0}, ReadMaxRows(5)) == {"0": 15} | OF_SENSORS
     assert len(stream_rows(lenient, {"0": 0}, {"0": 15})) == 5
 
 
@@ -320,7 +320,7 @@ def test_a_recreated_stream_is_data_loss(tmp_path: Path, shortened: StreamWriter
     with pytest.raises(DataLoss, match="partition 3 does not exist"):
         reader.latestOffset({"0": 10, "3": 1}, ReadAllAvailable())
     lenient = stream_reader(tmp_path, failOnDataLoss="false")
-    assert lenient.latestOffset({"0": 500}, ReadAllAvailable()) == {"0": 30}
+    assert lenient.latestOffset({"0": 500}, ReadAllAvailable()) == {"0": 30} | OF_SENSORS
 
 
 def test_retention_between_planning_and_reading(tmp_path: Path, shortened: StreamWriter) -> None:
@@ -352,8 +352,8 @@ def test_available_now_ends_at_its_target_in_limited_batches(tmp_path: Path) -> 
     while (following := reader.latestOffset(position, limit)) != position:
         found += stream_rows(reader, position, following)
         position = following
-    assert position == {"0": 30, "1": 60}
-    assert reader.reportLatestOffset() == {"0": 130, "1": 60}
+    assert position == {"0": 30, "1": 60} | OF_SENSORS
+    assert reader.reportLatestOffset() == {"0": 130, "1": 60} | OF_SENSORS
     assert sorted(places(found)) == [(0, n) for n in range(30)] + [(1, n) for n in range(60)]
 
 
@@ -369,7 +369,7 @@ def test_a_range_gives_the_same_rows_after_later_writes(tmp_path: Path) -> None:
 def test_a_checkpoint_is_bound_to_its_selection_of_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     StreamWriter(tmp_path).append(0, [message(n) for n in range(10)])
     start = stream_reader(tmp_path, filter="sensors/a", where="offset < 5", startingOffsets="earliest").initialOffset()
-    assert start == {"0": 0, "filter=sensors/a": 0, "where=offset < 5": 0}
+    assert start == {"0": 0, "filter=sensors/a": 0, "where=offset < 5": 0} | OF_SENSORS
     same = stream_reader(tmp_path, filter="sensors/a", where="offset < 5")
     end = same.latestOffset(start, ReadAllAvailable())
     assert end == start | {"0": 10} and same.reportLatestOffset() == end
@@ -386,7 +386,7 @@ def test_a_checkpoint_is_bound_to_its_selection_of_rows(tmp_path: Path, caplog: 
         with pytest.raises(OptionError, match="use a new checkpoint"):
             stream_reader(tmp_path, **options).partitions(start, end)
     assert not caplog.records
-    assert stream_reader(tmp_path, filter="#").latestOffset({"0": 3}, ReadAllAvailable()) == {"0": 10, "filter=#": 0}
+    assert stream_reader(tmp_path, filter="#").latestOffset({"0": 3}, ReadAllAvailable()) == {"0": 10, "filter=#": 0} | OF_SENSORS
     assert "the checkpoint does not say" in caplog.text
 
 
@@ -552,7 +552,7 @@ def test_progress_reports_the_latest_offset_of_the_stream(spark: SparkSession, t
         query.processAllAvailable()
         assert [row[0] for row in spark.table("running").collect()] == list(range(10))
         (state,) = query.recentProgress[0]["sources"]
-        assert (state["endOffset"], state["latestOffset"]) == ('{"0": 6}', '{"0": 10}')
+        assert (state["endOffset"], state["latestOffset"]) == ('{"0": 6, "stream=sensors": 0}', '{"0": 10, "stream=sensors": 0}')
     finally:
         query.stop()
 

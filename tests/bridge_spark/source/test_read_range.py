@@ -17,7 +17,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, Read
 from pyspark.sql.types import StructType
 from support.sealed_log import seal_closed
 from support.spark_session import START_US, StreamWriter, message
-from support.stream_reads import places, rows, source, stream_reader, stream_rows
+from support.stream_reads import OF_SENSORS, places, rows, source, stream_reader, stream_rows
 
 from bridge_spark import datasource
 from bridge_spark.datasource import SliceTask, explain
@@ -55,7 +55,8 @@ def stepped(tmp_path: Path) -> Path:
 
 
 def begins(data: Path, **options: str) -> dict[str, int]:
-    return stream_reader(data, **options).initialOffset()
+    start = stream_reader(data, **options).initialOffset()
+    return {partition: offset for partition, offset in start.items() if partition.isdigit()}
 
 
 def test_starting_timestamp_with_a_clock_that_stepped_back(stepped: Path) -> None:
@@ -135,12 +136,12 @@ def test_available_now_ignores_the_minimum(tmp_path: Path) -> None:
     limit = reader.getDefaultReadLimit()
     assert limit == ReadMinRows(4)
     assert stream_reader(tmp_path, **options, maxOffsetsPerTrigger="4").getDefaultReadLimit() == ReadMaxRows(4)
-    assert reader.latestOffset({"0": 0}, limit) == {"0": 5}
+    assert reader.latestOffset({"0": 0}, limit) == {"0": 5} | OF_SENSORS
     writer.append(0, [message(n) for n in range(3)])
-    assert reader.latestOffset({"0": 5}, limit) == {"0": 5}
-    assert reader.latestOffset({"0": 5}, ReadAllAvailable()) == {"0": 8}
+    assert reader.latestOffset({"0": 5}, limit) == {"0": 5} | OF_SENSORS
+    assert reader.latestOffset({"0": 5}, ReadAllAvailable()) == {"0": 8} | OF_SENSORS
     reader.prepareForTriggerAvailableNow()
-    assert reader.latestOffset({"0": 5}, limit) == {"0": 8}
+    assert reader.latestOffset({"0": 5}, limit) == {"0": 8} | OF_SENSORS
 
 
 def test_committed_offsets_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,9 +199,9 @@ def test_tasks_cover_the_range_once_within_the_limits(
     for partition, count, row_bytes in sizes:
         first = states[partition][-1].end_offset if states[partition] else 0
         states[partition].append(Segment(f"{first:020d}.seg", first, first + count, count * row_bytes))
-    manifest: Manifest = {
+    manifest = Manifest({
         partition: PartitionState(0, segments[-1].end_offset if segments else 0, tuple(segments))
-        for partition, segments in states.items()}
+        for partition, segments in states.items()})
     start = {partition: state.high_watermark // 3 for partition, state in manifest.items()}
     end = {partition: state.high_watermark for partition, state in manifest.items()}
     planned = Planner(NoIndex()).plan(manifest, start, end, min_tasks, max_rows)
