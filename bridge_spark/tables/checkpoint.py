@@ -15,9 +15,11 @@ from typing import IO, Optional
 from bridge_spark.log.files import replace_file, sync
 from bridge_spark.source import offsets, read_range
 from bridge_spark.source.open_storage import open_storage
-from bridge_spark.source.options import parse_options
+from bridge_spark.source.options import SourceOptions, parse_options
+from bridge_spark.source.storage import Manifest
 from bridge_spark.tables.ingest_session import IngestError, one_line
 
+BEGINNING_FILE = "beginning.json"
 _COMMITTED = b'v1\n{"nextBatchWatermarkMs":0}'  # Spark's commit file of a query without a watermark
 
 
@@ -56,7 +58,7 @@ class Checkpoint:
         """
         if options["startingOffsets"] == "earliest":
             return "earliest"
-        path = self.path / "beginning.json"
+        path = self.path / BEGINNING_FILE
         if not path.exists():
             parsed = parse_options(options)
             storage = open_storage(parsed)
@@ -65,13 +67,26 @@ class Checkpoint:
                 begin = read_range.starting(parsed, storage, manifest, offsets.latest(manifest))
             finally:
                 storage.close()
-            replace_file(path, json.dumps(offsets.to_json(begin)).encode())
-        return path.read_text()
+            entries = offsets.of_stream(parsed.stream, manifest)
+            replace_file(path, json.dumps(offsets.to_json(begin, entries)).encode())
+        if self._last("offsets") < 0:
+            return path.read_text()
+        # The offsets of the last batch say whose these are, and the stream may have been restored since.
+        return json.dumps(offsets.to_json(offsets.from_json(json.loads(path.read_bytes()))))
+
+    def check_stream(self, options: SourceOptions, manifest: Manifest) -> None:
+        """Raise `StreamError` if the batches are of another stream than that of the ``options``."""
+        last = self._last("offsets")
+        try:
+            document = self._source_offsets(last) if last >= 0 else json.loads((self.path / BEGINNING_FILE).read_bytes())
+        except (FileNotFoundError, ValueError, IndexError):
+            return  # it has no batch, or its last one is damaged, which Spark reports
+        offsets.check_stream(document, options.stream, manifest, options.accept_incarnation)
 
     def offsets_and_watermark(self, batch: int) -> tuple[dict[str, int], int]:
         """The end offsets of a batch by partition, and its watermark in milliseconds."""
-        _, metadata, source = (self.path / "offsets" / str(batch)).read_text().splitlines()[:3]
-        return json.loads(source), int(json.loads(metadata)["batchWatermarkMs"])
+        metadata = (self.path / "offsets" / str(batch)).read_text().splitlines()[1]
+        return self._source_offsets(batch), int(json.loads(metadata)["batchWatermarkMs"])
 
     def sync_offsets(self, batch: int) -> None:
         """Sync the offsets of the batch."""
@@ -87,6 +102,10 @@ class Checkpoint:
         """Commit a batch of a query without state.  The query must not be running."""
         (self.path / "commits").mkdir(exist_ok=True)
         replace_file(self.path / "commits" / str(batch), _COMMITTED)
+
+    def _source_offsets(self, batch: int) -> dict[str, int]:
+        found: dict[str, int] = json.loads((self.path / "offsets" / str(batch)).read_text().splitlines()[2])
+        return found
 
     def _last(self, directory: str) -> int:
         numbers = (int(path.name) for path in (self.path / directory).glob("*") if path.name.isdigit())

@@ -324,6 +324,8 @@ def _source_options(section: Section, source: dict[str, str], consumer: str) -> 
     limit = section.number("max_offsets_per_trigger")
     if limit is not None:
         options["maxOffsetsPerTrigger"] = str(limit)
+    if "accept_incarnation" in section.values:
+        options["acceptIncarnation"] = section.text("accept_incarnation")
     if not section.flag("fail_on_data_loss", True):
         options["failOnDataLoss"] = "false"
     try:

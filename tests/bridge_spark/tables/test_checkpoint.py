@@ -10,6 +10,8 @@ from types import MappingProxyType
 import pytest
 from support.spark_session import StreamWriter, message
 
+from bridge_spark.source.options import parse_options
+from bridge_spark.source.storage import Manifest, StreamError
 from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_session import IngestError
 
@@ -73,3 +75,36 @@ def test_the_starting_offsets_of_the_first_start_are_kept(tmp_path: Path) -> Non
     writer.append(0, [message(number) for number in range(5, 9)])
     assert json.loads(checkpoint.starting_offsets(options))["0"] == 5
     assert checkpoint.starting_offsets({**options, "startingOffsets": "earliest"}) == "earliest"
+
+
+def test_a_checkpoint_is_of_one_stream(tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data", "flow")
+    checkpoint = Checkpoint(tmp_path / "checkpoint")
+    checkpoint.path.mkdir()
+
+    def check(stream: str) -> None:
+        parsed = parse_options({"path": str(tmp_path / "data"), "stream": stream})
+        checkpoint.check_stream(parsed, Manifest())
+
+    check("flow")
+    checkpoint.starting_offsets({"path": str(tmp_path / "data"), "stream": "flow", "startingOffsets": "latest"})
+    check("flow")
+    for _ in range(2):
+        with pytest.raises(StreamError, match="the checkpoint is of stream 'flow', not of 'ev'"):
+            check("ev")
+        start_batch(checkpoint.path, 0, {"0": 4, "stream=flow": 0})
+    start_batch(checkpoint.path, 1, {"0": 4, "stream=ev": 0})
+    check("ev")
+    start_batch(checkpoint.path, 2, {"0": 4})  # of an earlier version
+    check("flow")
+    (checkpoint.path / "offsets" / "3").touch()
+    check("flow")
+
+
+def test_beginning_offsets_say_of_which_stream_they_are_until_there_is_a_batch(tmp_path: Path) -> None:
+    StreamWriter(tmp_path / "data", "flow")
+    options = {"path": str(tmp_path / "data"), "stream": "flow", "startingOffsets": "latest"}
+    checkpoint = Checkpoint(tmp_path)
+    assert json.loads(checkpoint.starting_offsets(options)) == {"0": 0, "stream=flow": 0}
+    start_batch(tmp_path, 0)
+    assert json.loads(checkpoint.starting_offsets(options)) == {"0": 0}

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import signal
 import threading
 from pathlib import Path
@@ -475,6 +476,24 @@ def test_an_output_and_its_checkpoint_belong_together(spark: SparkSession, tmp_p
     run(parse_config(document(tmp_path)), once=True, session=spark)
     with pytest.raises(IngestError, match="has batches but .* is new"):
         run(parse_config(document(tmp_path, checkpoint=str(tmp_path / "other"))), once=True, session=spark)
+
+
+def test_another_stream_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """By the job before its queries start, and by Spark's own query with the same checkpoint."""
+    for name, count in (("flow", 100), ("ev", 150)):
+        StreamWriter(tmp_path / "data", name).append(0, [message(number) for number in range(count)])
+    aggregates = {"aggregates": {"m": {"window": "1 minute", "values": ["n"]}}, "watermark": "1 minute"}
+    run(parse_config(document(tmp_path, stream="flow", **aggregates)), once=True, session=spark)
+    with pytest.raises(IngestError, match="^ingest: tables.t: mqtt source: option 'stream': .* of stream 'flow', not of 'ev'"):
+        run(parse_config(document(tmp_path, stream="ev", **aggregates)), once=True, session=spark)
+    source = spark.readStream.format("mqtt").options(path=str(tmp_path / "data"), stream="ev").load()
+    checkpoint = str(tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "out.checkpoint", checkpoint)
+    query = source.writeStream.format("noop").option("checkpointLocation", checkpoint).trigger(availableNow=True).start()
+    with pytest.raises(Exception) as refused:
+        query.awaitTermination()
+    assert one_line(refused.value).startswith("mqtt source: option 'stream': the checkpoint is of stream 'flow', not of 'ev'")
+    assert [row["n"] for row in parquet_rows(tmp_path / "out")] == [*range(100)]
 
 
 def test_progress_as_text() -> None:
