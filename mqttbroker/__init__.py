@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-__version__ = "0.1.0"
+__version__ = "0.9.0"
 
 
 def build_kind() -> str:
