@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from bridge_spark.log.stream_files import STREAMS
 from bridge_spark.log.stream_log import StreamLogs
+from mqttbroker.admin.data_version import record_program
 from mqttbroker.admin.repair import DATABASE, recover
 from mqttbroker.assembly import stream_config
 from mqttbroker.config.settings import Settings
@@ -42,6 +43,7 @@ class OwnParts:
     def recover(self) -> Recovered:
         """The store repairs itself first if the settings say so."""
         recovered, self.repaired = recover(self.store, self.settings.data_dir, self.settings.on_corrupt_store)
+        record_program(self.settings.data_dir)
         return recovered
 
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:

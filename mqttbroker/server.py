@@ -35,6 +35,7 @@ from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict
+from mqttbroker.admin.data_version import with_programs
 from mqttbroker.admin.group_control import GroupControl, GroupsReport
 from mqttbroker.admin.history import History, Sampler
 from mqttbroker.admin.http import HttpServer
@@ -595,6 +596,8 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
             log.info("event=restarting")
             close()
             restart(server.released, manager)
-    except (ConfigError, OSError, StoreError, StreamLogError, ValueError) as error:
+    except (StoreError, StreamLogError) as error:
+        return startup.failed(StoreError(with_programs(error, settings.data_dir)))
+    except (ConfigError, OSError, ValueError) as error:
         return startup.failed(error)
     return 0

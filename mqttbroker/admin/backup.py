@@ -25,6 +25,7 @@ from bridge_spark.log.incarnation import copy_incarnation
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE, STREAMS
 from mqttbroker import __version__
+from mqttbroker.admin.data_version import FILE as VERSION_FILE
 from mqttbroker.admin.repair import DATABASE, in_use
 from mqttbroker.core.ban_list import BAN_FILE
 from sessions.store.check import TABLES, check_database
@@ -39,6 +40,7 @@ from sessions.store.recovery import LOG_DIRECTORY
 MANIFEST = "backup.json"
 FORMAT = 1
 READ_BYTES = 1 << 20
+OTHER_FILES = (BAN_FILE, VERSION_FILE)
 # How long a backup waits for the database of a running broker, and how often it looks, in seconds.
 TABLES_WAIT = 60.0
 TABLES_STEP = 0.05
@@ -113,8 +115,9 @@ def _copy(data_dir: Path, target: Path) -> str:
             with suppress(FileNotFoundError):
                 shutil.copyfile(streams / stream / file, target / STREAMS / stream / file)
         _copy_incarnation(streams / stream, target / STREAMS / stream, reached)
-    if (data_dir / BAN_FILE).exists():
-        shutil.copyfile(data_dir / BAN_FILE, target / BAN_FILE)
+    for name in OTHER_FILES:
+        if (data_dir / name).exists():
+            shutil.copyfile(data_dir / name, target / name)
     manifest = {
         "format": FORMAT,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -216,9 +219,10 @@ def restore(backup: Path, data_dir: Path) -> str:
         if log.is_dir():
             os.rename(log, data_dir / LOG_DIRECTORY)
         os.rename(database, data_dir / DATABASE)
-        if (backup / BAN_FILE).exists():
-            shutil.copyfile(backup / BAN_FILE, data_dir / BAN_FILE)
-            sync_file(data_dir / BAN_FILE)
+        for name in OTHER_FILES:
+            if (backup / name).exists():
+                shutil.copyfile(backup / name, data_dir / name)
+                sync_file(data_dir / name)
         sync_directory(data_dir)
     finally:
         os.close(lock)

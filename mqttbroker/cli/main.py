@@ -37,6 +37,17 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
+class _Version(argparse.Action):
+    """Prints the version. The formats of the data are imported only then."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from mqttbroker.admin.data_version import formats_text
+
+        print(f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})")
+        print(f"data formats: {formats_text()}")
+        parser.exit()
+
+
 # Commands with a module that few need, which parses the options.
 _OWN_PARSERS = {
     "top": "a running broker's rates and clients, live",
@@ -49,8 +60,7 @@ def _parser() -> tuple[argparse.ArgumentParser, Any]:
     """The parser of the command without its commands, and what takes these."""
     parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
                      allow_abbrev=False)
-    version = f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})"
-    parser.add_argument("--version", action="version", version=version)
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of the program and of its data, and exit")
     return parser, parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
 

@@ -1,4 +1,4 @@
-"""The commands on a data directory: check-store, repair-store, backup, restore.
+"""The commands on a data directory: check-store, repair-store, data-version, backup, restore.
 
 Results go to stdout, an error is one line on stderr. Exit status: 0 if there was no problem, 1 if problems were found
 or the command failed, 2 if the call was wrong.
@@ -22,6 +22,7 @@ from mqttbroker.logs import append_audit
 _HELP = {
     "check-store": "name the damage of a data directory; the broker may be running",
     "repair-store": "put damaged files aside and keep all rows and records that can be read",
+    "data-version": "name the data formats of a data directory, and whether this program opens it",
     "backup": "copy the data directory to a new directory; the broker may be running",
     "restore": "put a backup into an empty data directory",
 }
@@ -49,29 +50,32 @@ def run(options: argparse.Namespace) -> int:
     set_umask(settings.data_mode)
     data_dir = settings.data_dir
     command: str = options.command
-    if command in ("check-store", "repair-store"):
+    if command in ("check-store", "repair-store", "data-version"):
         if options.directory is not None:
             if flags:
                 print(f"mqttbroker {command}: DIR or --data-dir, not both", file=sys.stderr)
                 return 2
             data_dir = options.directory
         if command == "check-store":
-            return _guarded(command, lambda: _check(data_dir))
-        return _guarded(command, lambda: _audited(settings, command, data_dir, lambda: _repair(data_dir)))
+            return _guarded(command, data_dir, lambda: _check(data_dir))
+        if command == "data-version":
+            return _guarded(command, data_dir, lambda: _data_version(data_dir))
+        return _guarded(command, data_dir, lambda: _audited(settings, command, data_dir, lambda: _repair(data_dir)))
     target = options.directory if command == "backup" else data_dir
     return _guarded(
-        command, lambda: _audited(settings, command, target, lambda: _copy(command, data_dir, options.directory))
+        command, data_dir, lambda: _audited(settings, command, target, lambda: _copy(command, data_dir, options.directory))
     )
 
 
-def _guarded(command: str, work: Callable[[], int]) -> int:
+def _guarded(command: str, data_dir: Path, work: Callable[[], int]) -> int:
     from mqttbroker.admin.backup import BackupError
+    from mqttbroker.admin.data_version import with_programs
     from sessions.store.interface import StoreError
 
     try:
         return work()
     except (BackupError, StoreError, sqlite3.Error) as error:
-        reason = str(error)
+        reason = with_programs(error, data_dir)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
     print(f"mqttbroker {command}: {reason}", file=sys.stderr)
@@ -101,6 +105,23 @@ def _check(data_dir: Path) -> int:
         print(f"problem: {problem}")
     print(f"{len(findings.problems)} problems" if findings.problems else "no problems")
     return 1 if findings.problems else 0
+
+
+def _data_version(data_dir: Path) -> int:
+    from mqttbroker import __version__
+    from mqttbroker.admin.data_version import FORMATS, copies, found_formats, last_program
+
+    os.listdir(data_dir)
+    found = list(found_formats(data_dir))
+    print(f"last used by mqttbroker {last_program(data_dir) or 'of a version before 0.9.0'}; this is mqttbroker {__version__}")
+    for each in found:
+        version = "none" if each.version is None else each.version
+        print(f"{each.name}: {version}; this program reads 1 to {FORMATS[each.name]}")
+    for path in copies(data_dir):
+        print(f"copy from before a migration: {path.name}")
+    newer = [each.name for each in found if each.newer]
+    print(f"this program does not open it: {', '.join(newer)}" if newer else "this program opens it")
+    return 1 if newer else 0
 
 
 def _repair(data_dir: Path) -> int:

@@ -64,6 +64,7 @@ READ_BY = {
     ("docs/monitoring.md", "yaml"): "test_docs_blocks.py",
     ("docs/monitoring.md", "ini"): "test_docs_blocks.py",
     ("docs/security.md", ""): "test_docs_blocks.py",
+    ("docs/upgrade.md", "sh"): "test_docs_upgrade.py",
 }
 # Pictures, and what commands print.
 PRINTED = {
@@ -72,6 +73,7 @@ PRINTED = {
     ("docs/bridges.md", ""): "the parts of a bridge",
     ("docs/cluster.md", ""): "the parts of a cluster",
     ("docs/commands.md", ""): "what `mqttbroker doctor` prints",
+    ("docs/upgrade.md", ""): "the line of a refusal",
     ("docs/http.md", ""): "what `mqttbroker consumers` prints",
     ("docs/spark-issue-filter-pushdown.md", "python"): "a defect of Spark, which test_datasource.py shows with our source",
 }

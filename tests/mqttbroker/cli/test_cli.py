@@ -38,7 +38,9 @@ def test_the_build_under_test_is_the_expected_one(tmp_path: Path) -> None:
 def test_version(tmp_path: Path) -> None:
     done = run("--version", cwd=tmp_path)
     assert done.returncode == 0
-    assert re.fullmatch(r"mqttbroker \d+\.\d+\.\d+ \((compiled|plain), Python 3\.\d+\.\d+\S*\)", one_line(done.stdout))
+    first, second = done.stdout.splitlines()
+    assert re.fullmatch(r"mqttbroker \d+\.\d+\.\d+ \((compiled|plain), Python 3\.\d+\.\d+\S*\)", first)
+    assert re.fullmatch(r"data formats: store schema \d+, commit log \d+, streams \d+, segments \d+, sealed segments \d+", second)
 
 
 # --- wrong calls --------------------------------------------------------------------------------------------------
