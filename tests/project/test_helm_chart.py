@@ -19,8 +19,6 @@ import yaml
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
 
-from mqttbroker import __version__
-
 CHART = ROOT / "conf" / "helm" / "mqttbroker"
 HELM = shutil.which("helm", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
 NEWEST = kubernetes_validate.latest_version()
@@ -161,9 +159,3 @@ def test_a_broker_runs_with_the_configuration_of_the_chart(tmp_path: Path) -> No
         with pytest.raises(HTTPError, match="401"):
             broker.get("/metrics")
         assert broker.get("/readyz")
-
-
-def test_the_chart_has_the_version_of_the_broker() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text(encoding="utf-8"))
-    assert chart["appVersion"] == __version__
-
