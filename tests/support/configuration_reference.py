@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from support.paths import ROOT
 
+from mqttbroker import __version__
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.config import setting_kinds as kinds
 from mqttbroker.config.printed import toml
@@ -44,7 +45,7 @@ RELEASED = {
         "streams": "filters partitions key retention_age retention_bytes segment_bytes segment_age seal",
     }
 }
-UNRELEASED = "next"
+UNRELEASED = __version__
 
 HEAD = """\
 # Configuration
