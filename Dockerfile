@@ -1,4 +1,4 @@
-# The broker without Spark, compiled, as an unprivileged user:
+# The broker without Spark, compiled, as an unprivileged user; pyarrow is in it for the streams:
 #   docker build -t mqttbroker . && docker run -p 1883:1883 mqttbroker
 # The data is in the volume /data. -e MQTTBROKER_<KEY>__<KEY>=VALUE sets a key of conf/mqttbroker.toml. Clients connect
 # from outside the container, so anonymous ones need -e MQTTBROKER_ALLOW_ANONYMOUS=true. HTTP serves the

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Optional
@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from bridge_spark.log.archive.files import ArchiveError, open_files
 from bridge_spark.log.archive.location import parse_location
-from bridge_spark.log.stream_config import StreamLogDamage, StreamLogError
+from bridge_spark.log.stream_config import StreamLogDamage, StreamLogError, can_seal
 from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS, partitions_refused, read_description
 from mqttbroker.admin.repair import DATABASE
 from mqttbroker.auth.security import Security
 from mqttbroker.config.load import ConfigError
-from mqttbroker.config.settings import Listener, Settings, is_loopback
+from mqttbroker.config.settings import Listener, Settings, Stream, is_loopback
 from mqttbroker.config.stream_definition import DefinitionError, stream_of
 from mqttbroker.log_targets import JOURNAL_SOCKET
 from mqttbroker.memory_limit import memory_warning
@@ -96,6 +96,7 @@ def warnings(settings: Settings) -> list[str]:
         *_only_websockets(settings),
         *_unencrypted(settings),
         *_unknown_streams(settings),
+        *([] if settings.cluster.configured else unsealed(settings.streams)),
         *_unreachable_archives(settings),
     ]
 
@@ -139,6 +140,14 @@ def _unknown_streams(settings: Settings) -> Iterator[str]:
         for name in access.streams:
             if name not in known and not (settings.data_dir / STREAMS / name / DESCRIPTION_FILE).is_file():
                 yield f"http.access.{index}.streams: there is no stream {name!r} yet"
+
+
+def unsealed(streams: Iterable[Stream]) -> Iterator[str]:
+    """Streams whose segments stay as they are because pyarrow is missing, in one line."""
+    names = [] if can_seal() else [stream.name for stream in streams if stream.seal == "auto"]
+    if names:
+        yield (f"streams.{names[0]}.seal: pyarrow is not installed, so no segment of {', '.join(names)} becomes Parquet, which takes a "
+               'fraction of the disk: pip install "mqttbroker[parquet]", or set seal = false')
 
 
 def source_of(line: str, settings: Settings, file: Optional[Path]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from bridge_spark.log.stream_files import STREAMS
@@ -10,6 +11,7 @@ from mqttbroker.admin.data_version import record_program
 from mqttbroker.admin.repair import DATABASE, recover
 from mqttbroker.assembly import stream_config
 from mqttbroker.config.settings import Settings
+from mqttbroker.config_check import unsealed
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.passed_sockets import PassedSockets
@@ -17,6 +19,9 @@ from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.stream_control import created_definitions, with_created_streams
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
+
+
+log = logging.getLogger("mqttbroker")
 
 
 class OwnParts:
@@ -27,6 +32,8 @@ class OwnParts:
     def __init__(self, settings: Settings, passed: PassedSockets) -> None:
         self.definitions = created_definitions(settings)
         self.settings = settings = with_created_streams(settings, self.definitions)
+        for text in unsealed(stream for stream in settings.streams if stream.name in self.definitions):
+            log.warning("event=configuration_warning reason=%s", text)
         configs = [stream_config(stream, self.definitions.get(stream.name)) for stream in settings.streams]
         self.stream_logs = StreamLogs(settings.data_dir / STREAMS, configs)
         self.store = SqliteStore(

@@ -20,6 +20,7 @@ from mqttbroker.assembly import stream_config, stream_rule
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, Stream
 from mqttbroker.config.stream_definition import DefinitionError, altered, complete, stream_of
+from mqttbroker.config_check import unsealed
 from mqttbroker.core.broker import Broker
 from sessions.journal import Gate
 from sessions.store.interface import Partition, Store
@@ -102,6 +103,8 @@ class StreamControl:
             self._broker.deduplication.set_limit(name, stream.dedup_producers if stream.dedup else 0)
             self._broker.router.add_stream(stream_rule(stream))
             self._definitions = {**self._definitions, name: dict(definition)}
+            for text in unsealed([stream]):
+                log.warning("event=configuration_warning reason=%s", text)
             self._set({**self.streams, name: stream})
 
     async def alter(self, name: str, changes: Definition) -> None:

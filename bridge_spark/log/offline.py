@@ -101,7 +101,7 @@ class StoredPartition:
             if size is None or size < file.size:
                 raise StreamLogDamage(f"{self._path(file)}: {'is missing' if size is None else 'is cut off'}")
             if is_sealed(file.name) and not can_seal():
-                raise StreamLogDamage(f'{self._path(file)}: sealed segments need pyarrow: pip install "mqttbroker[spark]"')
+                raise StreamLogDamage(f'{self._path(file)}: sealed segments need pyarrow: pip install "mqttbroker[parquet]"')
 
     def _path(self, file: _File) -> str:
         if file.archived and self._archive is not None:

@@ -117,7 +117,7 @@ class _Reader:
         try:
             from bridge_spark.log.sealed.reader import SealedFile
         except ImportError:
-            raise CommandError('sealed segments need pyarrow: pip install "mqttbroker[spark]"', FAILED) from None
+            raise CommandError('sealed segments need pyarrow: pip install "mqttbroker[parquet]"', FAILED) from None
         path = f"{self._path}/{number}/{segment['file']}"
         file = SealedFile(lambda position, length: self._api.read(path, position, length), segment["bytes"])
         for _, _, rows in file.rows(_COLUMNS, start, end):

@@ -112,7 +112,7 @@ class StreamExport:
                     f" set partitions = {found[name]}"
                 )
             if not can_seal():
-                raise LogFailure(f'topic {prefix}{name}: streams need pyarrow: pip install "mqttbroker[spark]"')
+                raise LogFailure(f'topic {prefix}{name}: streams need pyarrow: pip install "mqttbroker[parquet]"')
             self._partitions[name] = found[name]
 
     async def run(self, log: KafkaLog, record_cluster: bytes, log_ends: Dict[int, int]) -> List[ExportedStream]:

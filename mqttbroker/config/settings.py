@@ -473,9 +473,9 @@ class Stream:
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are invalid on this machine, each with the reason."""
         if self.seal is True and not can_seal():
-            yield "seal", 'needs pyarrow: pip install "mqttbroker[spark]"'
+            yield "seal", 'needs pyarrow: pip install "mqttbroker[parquet]"'
         if self.compact and not self.seals:
-            why = "" if can_seal() else ': pip install "mqttbroker[spark]"'
+            why = "" if can_seal() else ': pip install "mqttbroker[parquet]"'
             yield "compact", f"needs sealed segments{why or ', and seal is false'}"
         if self.compact and self.archive is not None:
             yield "compact", "cannot be combined with archive, whose segments never change"
@@ -485,7 +485,7 @@ class Stream:
                     yield name, "needs archive"
             return
         if not self.seals:
-            why = "" if can_seal() else ': pip install "mqttbroker[spark]"'
+            why = "" if can_seal() else ': pip install "mqttbroker[parquet]"'
             yield "archive", f"needs sealed segments{why or ', and seal is false'}"
         for name in ("retention_age", "retention_bytes"):
             local, archived = getattr(self, name), getattr(self, f"archive_{name}")

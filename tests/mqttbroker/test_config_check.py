@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -217,3 +220,36 @@ def test_complete_configuration_is_fine(tmp_path: Path) -> None:
     )
     done = run("check-config", "broker.toml", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+WITHOUT_PYARROW = """
+import sys
+sys.modules["pyarrow"] = None  # as where it is not installed
+from mqttbroker.cli.main import main
+sys.exit(main())
+"""
+
+
+def test_streams_without_pyarrow_are_named(tmp_path: Path) -> None:
+    program = tmp_path / "without_pyarrow.py"
+    program.write_text(WITHOUT_PYARROW)
+    streams = {"a": {"filters": ["a/#"]}, "b": {"filters": ["b/#"]}, "plain": {"filters": ["c/#"], "seal": False}}
+    text = r"streams\.a\.seal: pyarrow is not installed, so no segment of a, b becomes Parquet.*mqttbroker\[parquet\].*"
+    (tmp_path / "broker.toml").write_text(to_toml({"streams": streams}))
+    for command, line in ((["check-config", "broker.toml"], rf"warning: broker\.toml(?::\d+)?: {text}"), (["doctor", "--config", "broker.toml"], text)):
+        done = subprocess.run([sys.executable, program, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert len(re.findall(line, done.stdout + done.stderr)) == 1, done.stdout + done.stderr
+        assert not re.search("pyarrow", run(*command, cwd=tmp_path).stderr)
+    warning = rf"event=configuration_warning reason="{text}"
+    with BrokerProcess(tmp_path / "data", {"streams": streams, "http": {"token": "t"}}, program=[str(program)]) as broker:
+        broker.wait_for_log(warning)
+        post = urllib.request.Request(
+            f"{broker.url}/api/v1/streams", json.dumps({"name": "made", "filters": ["d/#"]}).encode(),
+            {"Authorization": "Bearer t", "Content-Type": "application/json"},
+        )  # fmt: skip
+        with urllib.request.urlopen(post):
+            pass
+        made = r"configuration_warning reason=\"?streams\.made\.seal: pyarrow"
+        broker.wait_for_log(made)
+        broker.restart()
+        assert len([line for line in broker.lines if re.search(made, line)]) == 2

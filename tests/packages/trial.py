@@ -31,7 +31,7 @@ CONFIGURATIONS = {"ingest.toml": INGEST, "sealed.toml": SEALED}
 # Commands that need a part which a plain installation has not: their exit status, and what the line must contain.
 OPTIONAL = {
     ("ingest", "ingest.toml"): (1, "pip install 'mqttbroker[spark]'"),
-    ("check-config", "sealed.toml"): (2, 'pip install "mqttbroker[spark]"'),
+    ("check-config", "sealed.toml"): (2, 'pip install "mqttbroker[parquet]"'),
 }
 
 

@@ -46,7 +46,9 @@ def pinned(name: str) -> dict[str, str]:
 @pytest.mark.parametrize("file", ["image.txt", "build.txt"])
 def test_pinned_packages_are_in_the_ranges_of_pyproject(file: str) -> None:
     """`make lock` mends it."""
-    wanted = PROJECT["project"]["dependencies"] if file == "image.txt" else PROJECT["build-system"]["requires"]
+    project = PROJECT["project"]
+    image = [*project["dependencies"], *project["optional-dependencies"]["parquet"]]
+    wanted = image if file == "image.txt" else PROJECT["build-system"]["requires"]
     versions = pinned(file)
     for requirement in map(Requirement, wanted):
         version = versions.get(canonicalize_name(requirement.name))

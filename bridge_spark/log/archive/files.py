@@ -168,7 +168,7 @@ class S3Files:
         try:
             import pyarrow.fs as fs  # type: ignore[import-untyped]
         except ImportError:
-            raise ArchiveError('S3 needs pyarrow: pip install "mqttbroker[spark]"') from None
+            raise ArchiveError('S3 needs pyarrow: pip install "mqttbroker[parquet]"') from None
         self._fs = fs
         self._bucket = location.root.partition("/")[0]
         self._last: Optional[tuple[str, Any]] = None  # the file read last: tasks read one file at a time
