@@ -83,6 +83,12 @@ def test_the_schemas_refuse_what_kubernetes_would_refuse() -> None:
         kubernetes_validate.validate(stateful_set, NEWEST, strict=True)
 
 
+def test_helm_lint_needs_no_values() -> None:
+    assert HELM is not None, "helm is not installed"
+    linted = subprocess.run([HELM, "lint", "--strict", CHART], capture_output=True, text=True, check=False)
+    assert linted.returncode == 0, linted.stdout + linted.stderr
+
+
 @pytest.mark.parametrize(
     ("values", "name"),
     [

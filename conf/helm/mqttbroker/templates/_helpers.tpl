@@ -25,10 +25,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "mqttbroker.image" -}}
+{{- $repository := required "image.repository is required: where the image of the Dockerfile was pushed to" .Values.image.repository -}}
 {{- if .Values.image.digest -}}
-{{ printf "%s@%s" .Values.image.repository .Values.image.digest }}
+{{ printf "%s@%s" $repository .Values.image.digest }}
 {{- else -}}
-{{ printf "%s:%s" .Values.image.repository (default .Chart.AppVersion .Values.image.tag) }}
+{{ printf "%s:%s" $repository (default .Chart.AppVersion .Values.image.tag) }}
 {{- end -}}
 {{- end -}}
 
