@@ -4,6 +4,14 @@ import { h, setText } from "./dom.js";
 
 let forms = 0; // for ids
 
+/** What a page itself finds wrong in a value, as the API does with others. */
+export class WrongValue extends Error {
+  constructor(field, message) {
+    super(message);
+    this.field = field;
+  }
+}
+
 /**
  * A form. `fields` are objects with `name`, that of the API, `label`, and perhaps `type` (that of an input, "textarea"
  * or "select" with `options`, pairs of value and text), `value`, `required`, `hint`, `also` (more names of the API for
@@ -39,7 +47,7 @@ export function form({ title, fields, button, submit, act, notify, clears = [] }
       for (const each of parts) if (clears.includes(each.name)) each.set("");
       notify(said);
     } catch (error) {
-      if (!error.status || error.general) throw error;
+      if (!(error instanceof WrongValue) && (!error.status || error.general)) throw error;
       const wrong = parts.find((each) => each.names.includes(error.field));
       if (wrong) wrong.refuse(error.message.replace(`${error.field}: `, ""));
       else setText(problem, error.message);

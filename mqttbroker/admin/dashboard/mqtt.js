@@ -3,6 +3,7 @@
 
 const MAX_PACKET = 1 << 20; // bytes; the broker sends no longer message (section 3.1.2.11.4)
 const KEEP_ALIVE = 30; // seconds
+const LONGEST = 65535; // bytes of a UTF-8 string (section 1.5.4)
 const REASONS = {
   0x81: "malformed packet",
   0x82: "protocol error",
@@ -24,6 +25,8 @@ const REASONS = {
   0x9d: "server moved",
   0x9f: "connection rate exceeded",
 };
+// What the broker says in a DISCONNECT of a packet of this page, so it would say it at every try.
+const FINAL = new Set([0x81, 0x82, 0x8f, 0x95, 0x9e, 0xa1, 0xa2]);
 const reason = (code) => REASONS[code] ?? `reason code 0x${code.toString(16)}`;
 
 /** The readers of property values by identifier (section 2.2.2.2), for properties that PUBLISH may have. */
@@ -46,10 +49,12 @@ export class Subscription {
   #socket;
   #unread = new Uint8Array(0);
   #timer = 0;
+  #subscription = false; // whether there is one
   #calls;
 
   constructor(url, { username, password, filter }, calls) {
     this.#calls = calls;
+    if (new TextEncoder().encode(filter).length > LONGEST) throw new Error(`A topic filter has at most ${LONGEST} bytes.`);
     this.#socket = new WebSocket(url, ["mqtt"]);
     this.#socket.binaryType = "arraybuffer";
     this.#socket.onopen = () => this.#socket.send(connect(username, password));
@@ -97,7 +102,7 @@ export class Subscription {
       this.#subscribed(reader.skip(2).skipProperties().byte()); // SUBACK
     else if (type === 3)
       this.#calls.received(message(flags, reader)); // PUBLISH
-    else if (type === 14) this.#end(reason(reader.left ? reader.byte() : 0), false); // DISCONNECT
+    else if (type === 14) this.#disconnected(reader.left ? reader.byte() : 0); // DISCONNECT
   }
 
   #connected(code, filter) {
@@ -108,9 +113,17 @@ export class Subscription {
     this.#socket.send(packet(0x82, [[0, 1, 0], text(filter), [0]]));
   }
 
+  #disconnected(code) {
+    if (FINAL.has(code) && !this.#subscription) this.#end(`the broker refuses the topic filter: ${reason(code)}`, true);
+    else this.#end(reason(code), FINAL.has(code));
+  }
+
   #subscribed(code) {
     if (code >= 0x80) this.#end(reason(code), true);
-    else this.#calls.opened();
+    else {
+      this.#subscription = true;
+      this.#calls.opened();
+    }
   }
 }
 

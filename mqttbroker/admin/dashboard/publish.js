@@ -2,7 +2,7 @@
 
 import { ask } from "./api.js";
 import { h } from "./dom.js";
-import { form, split } from "./form.js";
+import { WrongValue, form, split } from "./form.js";
 import { count, named } from "./format.js";
 
 export const QOS = {
@@ -43,6 +43,7 @@ export function messageBody({ payload = "", encoding, qos, user_properties: line
 
 function pair(line) {
   const [name, ...value] = line.split("=");
+  if (!value.length) throw new WrongValue("user_properties", `the line ${named(line)} has no =`);
   return [name, value.join("=")];
 }
 
@@ -56,10 +57,11 @@ export function publish({ act, notify, may }) {
   const element = h("div", {}, h("h1", {}, "Publish"), may("operate") ? publishing.element : needed);
 
   async function submit(values) {
+    const body = messageBody(values);
     const deletes = values.retain && !values.payload;
     if (deletes && !confirm(`Without payload this deletes the retained message of ${named(values.topic)}. Go on?`))
       return null;
-    const { recipients } = await ask("POST", "/publish", {}, messageBody(values));
+    const { recipients } = await ask("POST", "/publish", {}, body);
     return `Published to ${count(recipients)} subscriptions and streams.`;
   }
   return { title: "Publish", element, refresh() {}, shown: () => may("operate") && publishing.focus("topic") };

@@ -13,7 +13,7 @@ export function topics({ every, act, may, notify }) {
   const setting = retainForm({ act, notify, changed });
   const clearing = clearForm({ act, notify, changed: refreshAll });
   const detail = message({ act, may, notify, deleted: refreshAll, chosen: (topic) => setting.set("topic", topic) });
-  const root = level(null, { act, choose: detail.choose });
+  const root = level(null, { act, choose: detail.show });
   const element = h(
     "div",
     {},
@@ -159,10 +159,15 @@ function message({ act, may, notify, deleted, chosen: tell }) {
   const element = h("section", { class: "card details-pane", "aria-label": "Message" }, hint, content);
   let topic = null;
 
-  function choose(chosen) {
+  function choose(chosen, then = () => {}) {
     topic = chosen;
     tell(topic);
-    act(load);
+    act(() => load().then(then));
+  }
+
+  /** Choose a topic of the tree. On a narrow page the message is below the tree, out of sight. */
+  function show(chosen) {
+    choose(chosen, () => element.scrollIntoView({ block: "nearest" }));
   }
 
   async function load() {
@@ -208,5 +213,5 @@ function message({ act, may, notify, deleted, chosen: tell }) {
     notify("The retained message was deleted.");
     await deleted();
   }
-  return { element, choose, load };
+  return { element, choose, show, load };
 }

@@ -214,6 +214,15 @@ def test_message_of_the_form_is_the_one_that_is_delivered_and_shown(open_page: O
     message = client.take()
     assert (message.topic, message.payload, message.qos) == ("form/1", "21.5 °C".encode(), 2)
     assert message.properties.user_properties == [("unit", "C"), ("site", "a=b")]
+    lines = form.get_by_label("User properties")
+    lines.fill("unit=C\nsite")
+    form.get_by_role("button", name="Publish").click()
+    expect(lines).to_have_accessible_description(re.compile("the line “site” has no =$"))
+    expect(lines).to_be_focused()
+    client.expect_nothing()
+    lines.fill("unit=C\n\nempty=\n")
+    form.get_by_role("button", name="Publish").click()
+    assert client.take().properties.user_properties == [("unit", "C"), ("empty", "")]
     form.get_by_label("The payload is").select_option("base64")
     form.get_by_label("Payload", exact=True).fill("not base64")
     form.get_by_role("button", name="Publish").click()
@@ -544,6 +553,23 @@ def test_live_messages_come_back_after_a_disconnect(open_page: Open, connect: Co
     expect(page.get_by_role("cell", name="still here")).to_be_visible()
 
 
+@pytest.mark.parametrize("topic_filter", ["a/#/b", "a+/b", "$share/g", "x" * 65536])
+def test_a_live_filter_that_is_no_filter_stops(open_page: Open, broker: BrokerProcess, topic_filter: str) -> None:
+    page = open_page("#/live")
+    sockets: list[str] = []
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    page.clock.install()
+    page.get_by_label("Topic filter").fill(topic_filter)
+    expect(page.get_by_label("WebSocket listener")).not_to_have_value("")
+    page.get_by_role("button", name="Start").click()
+    expect(page.get_by_role("status").filter(has_text=re.compile("^Stopped: the broker refuses the topic filter|has at most 65535 bytes"))).to_be_visible()
+    expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
+    tried = len(sockets)
+    page.clock.run_for(60_000)
+    assert len(sockets) == tried <= 1
+    subscribe(page, "valid/#")
+
+
 def test_page_over_https_uses_a_listener_with_tls(open_page: Open, start_broker: Start, tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     tls = {"certfile": str(files.certfile), "keyfile": str(files.keyfile)}
@@ -576,6 +602,20 @@ def test_topics_show_the_last_retained_value(open_page: Open, connect: Connect) 
     press(page, "Delete message")
     expect(tree.get_by_text("temperature", exact=True)).to_have_count(0)
     expect(tree.get_by_text("unit", exact=True)).to_be_visible()
+
+
+def test_a_tapped_topic_shows_its_message_on_a_phone(open_page: Open, connect: Connect) -> None:
+    client = connect("phone")
+    for number in range(60):
+        client.publish(f"phone-{number:02}", f"value {number}".encode(), 1, True)
+    page = open_page("#/topics", viewport={"width": 360, "height": 740}, has_touch=True)
+    page.get_by_role("button", name="value 7", exact=True).tap()
+    detail = page.get_by_role("region", name="Message")
+    expect(detail.locator("pre")).to_have_text("value 7")
+    expect(detail.locator("pre")).to_be_in_viewport()
+    expect(detail.get_by_text("phone-07", exact=True)).to_be_in_viewport()
+    for number in range(60):
+        client.publish(f"phone-{number:02}", b"", 1, True)
 
 
 def test_streams_show_records_and_lag(open_page: Open, connect: Connect, broker: BrokerProcess) -> None:
