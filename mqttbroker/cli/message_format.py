@@ -14,6 +14,13 @@ _ESCAPES = {"\\": "\\", "0": "\0", "a": "\a", "e": "\033", "n": "\n", "r": "\r",
 _PROPERTIES = {"A": "TopicAlias", "C": "ContentType", "D": "CorrelationData", "E": "MessageExpiryInterval",
                "F": "PayloadFormatIndicator", "R": "ResponseTopic", "S": "SubscriptionIdentifier"}
 
+# Properties of a PUBLISH in JSON, as mosquitto_sub names them, and the attribute of Paho.
+_JSON_PROPERTIES = {
+    "payload-format-indicator": "PayloadFormatIndicator", "message-expiry-interval": "MessageExpiryInterval",
+    "content-type": "ContentType", "response-topic": "ResponseTopic", "correlation-data": "CorrelationData",
+    "subscription-identifier": "SubscriptionIdentifier", "topic-alias": "TopicAlias", "user-properties": "UserProperty",
+}  # fmt: skip
+
 
 def check_format(text: str) -> None:
     """Raise ValueError for a format with an unknown ``%`` or with an incomplete sequence."""
@@ -60,7 +67,7 @@ def _value(sign: str, letter: str, message: MQTTMessage, now: datetime) -> bytes
 
 
 def _as_json(message: MQTTMessage, now: datetime, payload_is_json: bool) -> str:
-    payload: Any = message.payload.decode(errors="replace")
+    payload: Any = message.payload.decode(errors="replace") or None
     if payload_is_json:
         try:
             payload = json.loads(message.payload)
@@ -70,4 +77,25 @@ def _as_json(message: MQTTMessage, now: datetime, payload_is_json: bool) -> str:
              "retain": int(message.retain), "payloadlen": len(message.payload)}
     if message.qos:
         shown["mid"] = message.mid
-    return json.dumps({**shown, "payload": payload}, ensure_ascii=False)
+    return _json(_Members([*shown.items(), *_json_properties(message.properties), ("payload", payload)]))
+
+
+def _json_properties(properties: Any) -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, attribute in _JSON_PROPERTIES.items():
+        value = getattr(properties, attribute, None)
+        if attribute == "UserProperty":
+            found += [(name, _Members(value))] if value else []
+        elif value is not None:
+            found += [(name, each) for each in (value if isinstance(value, list) else [value])]
+    return [("properties", _Members(found))] if found else []
+
+
+class _Members(list[tuple[str, Any]]):
+    """The members of a JSON object. As in mosquitto_sub, those of one name are all there; most readers take the last."""
+
+
+def _json(value: Any) -> str:
+    if isinstance(value, _Members):
+        return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {_json(each)}" for name, each in value) + "}"
+    return json.dumps(value.decode(errors="replace") if isinstance(value, bytes) else value, ensure_ascii=False)

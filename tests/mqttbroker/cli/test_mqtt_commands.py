@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import subprocess
@@ -97,6 +98,32 @@ def test_sub_prints_what_mosquitto_sub_prints(broker: BrokerProcess, mosquitto: 
         to = ("-p", str(broker.port), "-t", "f/#", "-q", "1", "-V", "mqttv5", "-C", count, "-W", "20")
         status, out, err = run("sub", *to, *words, mosquitto=mosquitto)
         assert (status, sorted(out.split(b"\n")), err) == (0, sorted(output.split(b"\n")), ""), words
+
+
+@NEEDS_MOSQUITTO
+@pytest.mark.parametrize("mosquitto", [False, True], ids=["mqttbroker", "mosquitto"])
+def test_sub_prints_the_properties_in_json_as_mosquitto_sub_does(broker: BrokerProcess, mosquitto: bool) -> None:
+    properties = Properties()
+    properties.content_type, properties.response_topic, properties.payload_format_indicator = "text/plain", "answers", 1
+    properties.correlation_data, properties.message_expiry_interval = b'i"d', 1000
+    properties.user_properties = [("unit", "°C"), ('q"', "1"), ("site", "a"), ("site", "b")]
+    with RawClient(broker.port) as client:
+        client.connect("in-json")
+        client.publish("j/1", b"21", 1, True, properties)
+        client.publish("j/2", b"", 1)
+        client.publish("j/3", b"x", 1, True)
+    to = ("-p", str(broker.port), "-t", "j/#", "-V", "mqttv5", "-C", "2", "-W", "20", "-F", "%j")
+    status, out, err = run("sub", *to, "-D", "subscribe", "subscription-identifier", "7", mosquitto=mosquitto)
+    first, second = (json.loads(line, object_pairs_hook=list) for line in sorted(out.splitlines(), key=lambda line: b"j/3" in line))
+    assert (status, err) == (0, "") and dict(first)["payload"] == "21"
+    found = [(name, sorted(value) if name == "user-properties" else value) for name, value in dict(first)["properties"]]
+    assert sorted((name, value if name != "message-expiry-interval" else 0) for name, value in found) == [
+        ("content-type", "text/plain"), ("correlation-data", 'i"d'), ("message-expiry-interval", 0), ("payload-format-indicator", 1),
+        ("response-topic", "answers"), ("subscription-identifier", 7), ("user-properties", sorted(properties.user_properties)),
+    ]  # fmt: skip
+    assert dict(second)["properties"] == [("subscription-identifier", 7)]
+    status, out, _ = run("sub", *to[:-6], "-V", "311", "-C", "1", "-F", "%j", mosquitto=mosquitto)
+    assert status == 0 and b"properties" not in out
 
 
 def test_sub_ends_as_it_is_told(broker: BrokerProcess) -> None:
