@@ -1,6 +1,6 @@
 """The build of the compiled modules; the metadata is in pyproject.toml.
 
-mypyc compiles the modules in ``COMPILED`` as one unit. ``MQTTBROKER_COMPILE=0`` does not compile, ``=1`` always does,
+mypyc compiles the modules in ``PARTS`` into one library. ``MQTTBROKER_COMPILE=0`` does not compile, ``=1`` always does,
 and without it the build compiles if there are a C compiler and Python's headers. A failed compilation is an error, not
 a plain build.
 """
@@ -15,119 +15,137 @@ import shutil
 import sys
 import sysconfig
 import tempfile
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Callable
 
 from setuptools import Extension, find_packages, setup
 from setuptools.command.build_ext import build_ext
 
-COMPILED = [
-    "topic_matcher/filters.py",
-    "topic_matcher/trie.py",
-    "topic_matcher/topic_tree.py",
-    "sessions/reason_names.py",
-    "sessions/message.py",
-    "sessions/rows.py",
-    "sessions/write_set.py",
-    "sessions/pending_changes.py",
-    "sessions/producers.py",
-    "sessions/readers/partition_offsets.py",
-    "sessions/readers/in_flight.py",
-    "sessions/readers/assignment.py",
-    "sessions/journal.py",
-    "sessions/readers/stored_readers.py",
-    "sessions/backpressure.py",
-    "sessions/context.py",
-    "sessions/delivery.py",
-    "sessions/message_queue.py",
-    "sessions/window.py",
-    "sessions/paging.py",
-    "sessions/will.py",
-    "sessions/room.py",
-    "sessions/session.py",
-    "sessions/retained.py",
-    "sessions/sorted_ids.py",
-    "sessions/registry.py",
-    "sessions/expiry.py",
-    "mqttbroker/codec/reason_codes.py",
-    "mqttbroker/codec/data_types.py",
-    "mqttbroker/codec/properties.py",
-    "mqttbroker/codec/frames.py",
-    "mqttbroker/codec/packets.py",
-    "mqttbroker/core/outgoing.py",
-    "mqttbroker/core/groups.py",
-    "mqttbroker/core/route.py",
-    "mqttbroker/core/router.py",
-    "sessions/counters.py",
-    "mqttbroker/core/topic_aliases.py",
-    "mqttbroker/core/incomplete_packets.py",
-    "mqttbroker/core/memory_stage.py",
-    "mqttbroker/core/line_limit.py",
-    "mqttbroker/core/denials.py",
-    "mqttbroker/core/deadline.py",
-    "mqttbroker/core/rates.py",
-    "mqttbroker/core/outbox.py",
-    "mqttbroker/core/turns.py",
-    "mqttbroker/core/acknowledgements.py",
-    "mqttbroker/core/connection.py",
-    "mqttbroker/core/certificate_names.py",
-    "mqttbroker/core/terms.py",
-    "mqttbroker/core/policy.py",
-    "mqttbroker/core/networks.py",
-    "mqttbroker/core/own_shard.py",
-    "mqttbroker/core/ban_list.py",
-    "mqttbroker/core/offences.py",
-    "mqttbroker/core/bans.py",
-    "mqttbroker/auth/acl.py",
-    "mqttbroker/auth/permissions.py",
-    "mqttbroker/core/deduplication.py",
-    "mqttbroker/core/fan_out.py",
-    "mqttbroker/core/publisher.py",
-    "mqttbroker/core/broker_messages.py",
-    "mqttbroker/core/replay.py",
-    "mqttbroker/core/retained_shards.py",
-    "mqttbroker/core/stream_filter.py",
-    "mqttbroker/core/chunk.py",
-    "mqttbroker/core/chunk_reads.py",
-    "mqttbroker/core/partition_reader.py",
-    "mqttbroker/core/stream_rights.py",
-    "mqttbroker/core/stream_consumer.py",
-    "mqttbroker/core/stream_groups.py",
-    "mqttbroker/core/work_queues.py",
-    "mqttbroker/core/stream_subscriptions.py",
-    "mqttbroker/core/subscriptions.py",
-    "mqttbroker/core/users.py",
-    "mqttbroker/core/pending_connect.py",
-    "mqttbroker/core/wills.py",
-    "mqttbroker/core/session_lifecycle.py",
-    "mqttbroker/core/redirector.py",
-    "mqttbroker/core/clients.py",
-    "mqttbroker/core/connect_handler.py",
-    "mqttbroker/core/session_rankings.py",
-    "mqttbroker/core/commits.py",
-    "mqttbroker/core/memory.py",
-    "mqttbroker/core/broker.py",
-    "mqttbroker/core/long_packet.py",
-    "mqttbroker/core/publish_handler.py",
-    "mqttbroker/core/core_link.py",
-    "mqttbroker/core/protocol.py",
-    "mqttbroker/core/packet_reader.py",
-    "mqttbroker/cluster/bus.py",
-    "mqttbroker/net/abuse_limits.py",
-    "mqttbroker/net/listener_policy.py",
-    "mqttbroker/net/open_sockets.py",
-    "mqttbroker/net/left_client.py",
-    "mqttbroker/net/tls_transport.py",
-    "mqttbroker/net/wire.py",
-    "mqttbroker/net/link_frames.py",
-    "mqttbroker/net/link.py",
-    "mqttbroker/net/websocket_frames.py",
-    "mqttbroker/worker/clients.py",
-]
+# Each part is one C file with an optimisation level of its own, and parts are compiled at the same time. "hot" are the
+# modules between the reading of a packet and the writing of the packets that it causes; calls inside a part are inlined.
+PARTS = {
+    "hot": ("-O3", [
+        "topic_matcher/filters.py",
+        "topic_matcher/trie.py",
+        "sessions/reason_names.py",
+        "sessions/message.py",
+        "sessions/rows.py",
+        "sessions/write_set.py",
+        "sessions/pending_changes.py",
+        "sessions/journal.py",
+        "sessions/backpressure.py",
+        "sessions/context.py",
+        "sessions/delivery.py",
+        "sessions/message_queue.py",
+        "sessions/window.py",
+        "sessions/paging.py",
+        "sessions/room.py",
+        "sessions/session.py",
+        "sessions/sorted_ids.py",
+        "mqttbroker/codec/reason_codes.py",
+        "mqttbroker/codec/data_types.py",
+        "mqttbroker/codec/properties.py",
+        "mqttbroker/codec/frames.py",
+        "mqttbroker/codec/packets.py",
+        "mqttbroker/core/outgoing.py",
+        "mqttbroker/core/groups.py",
+        "mqttbroker/core/route.py",
+        "mqttbroker/core/router.py",
+        "sessions/counters.py",
+        "mqttbroker/core/topic_aliases.py",
+        "mqttbroker/core/incomplete_packets.py",
+        "mqttbroker/core/memory_stage.py",
+        "mqttbroker/core/rates.py",
+        "mqttbroker/core/outbox.py",
+        "mqttbroker/core/turns.py",
+        "mqttbroker/core/acknowledgements.py",
+        "mqttbroker/core/connection.py",
+        "mqttbroker/core/fan_out.py",
+        "mqttbroker/core/publisher.py",
+        "mqttbroker/core/commits.py",
+        "mqttbroker/core/long_packet.py",
+        "mqttbroker/core/publish_handler.py",
+        "mqttbroker/core/core_link.py",
+        "mqttbroker/core/protocol.py",
+        "mqttbroker/core/packet_reader.py",
+        "mqttbroker/net/wire.py",
+        "mqttbroker/net/link_frames.py",
+        "mqttbroker/net/link.py",
+        "mqttbroker/net/websocket_frames.py",
+    ]),
+    "streams": ("-O1", [
+        "topic_matcher/topic_tree.py",
+        "sessions/producers.py",
+        "sessions/readers/partition_offsets.py",
+        "sessions/readers/in_flight.py",
+        "sessions/readers/assignment.py",
+        "sessions/readers/stored_readers.py",
+        "sessions/retained.py",
+        "sessions/expiry.py",
+        "mqttbroker/core/deduplication.py",
+        "mqttbroker/core/broker_messages.py",
+        "mqttbroker/core/replay.py",
+        "mqttbroker/core/retained_shards.py",
+        "mqttbroker/core/stream_filter.py",
+        "mqttbroker/core/chunk.py",
+        "mqttbroker/core/chunk_reads.py",
+        "mqttbroker/core/partition_reader.py",
+        "mqttbroker/core/stream_rights.py",
+        "mqttbroker/core/stream_consumer.py",
+        "mqttbroker/core/stream_groups.py",
+        "mqttbroker/core/work_queues.py",
+        "mqttbroker/core/stream_subscriptions.py",
+        "mqttbroker/core/memory.py",
+        "mqttbroker/cluster/bus.py",
+        "mqttbroker/net/abuse_limits.py",
+    ]),
+    "rest": ("-O1", [
+        "sessions/will.py",
+        "sessions/registry.py",
+        "mqttbroker/core/line_limit.py",
+        "mqttbroker/core/denials.py",
+        "mqttbroker/core/certificate_names.py",
+        "mqttbroker/core/terms.py",
+        "mqttbroker/core/policy.py",
+        "mqttbroker/core/networks.py",
+        "mqttbroker/core/own_shard.py",
+        "mqttbroker/core/ban_list.py",
+        "mqttbroker/core/offences.py",
+        "mqttbroker/core/bans.py",
+        "mqttbroker/auth/acl.py",
+        "mqttbroker/auth/permissions.py",
+        "mqttbroker/core/subscriptions.py",
+        "mqttbroker/core/users.py",
+        "mqttbroker/core/pending_connect.py",
+        "mqttbroker/core/wills.py",
+        "mqttbroker/core/session_lifecycle.py",
+        "mqttbroker/core/redirector.py",
+        "mqttbroker/core/clients.py",
+        "mqttbroker/core/connect_handler.py",
+        "mqttbroker/core/session_rankings.py",
+        "mqttbroker/core/broker.py",
+        "mqttbroker/net/listener_policy.py",
+        "mqttbroker/net/open_sockets.py",
+        "mqttbroker/net/left_client.py",
+        "mqttbroker/worker/clients.py",
+    ]),
+}
+COMPILED = [module for _, modules in PARTS.values() for module in modules]
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY = "mqttbroker_native"
 CACHE = ROOT / "build" / "native"
+OBJECTS = CACHE / "objects"
+MORE_FLAGS = [
+    # GCC looks up each line of the C file again for this warning, which takes longer than all optimisation of it.
+    "-Wno-misleading-indentation",
+    # Without these a compiler does not inline the functions of position-independent code, as they could be replaced.
+    "-fno-semantic-interposition",
+    "-fvisibility=hidden",
+]
 
 
 def can_compile() -> bool:
@@ -156,12 +174,15 @@ def wants_compiled() -> bool:
     return bool(COMPILED) and (choice == "1" or (choice == "" and can_compile()))
 
 
+def toolchain() -> str:
+    """What C code and its compilation depend on besides the sources."""
+    tools = [sys.version, sysconfig.get_platform(), importlib.metadata.version("mypy"), sysconfig.get_config_var("CC")]
+    return "\0".join(map(str, [*tools, *(os.environ.get(name, "") for name in ("CC", "CFLAGS", "LDFLAGS"))]))
+
+
 def fingerprint() -> str:
     """A digest of everything that the compiled files depend on."""
-    digest = hashlib.sha256()
-    tools = [sys.version, sysconfig.get_platform(), importlib.metadata.version("mypy"), os.environ.get("CFLAGS", "")]
-    for part in tools + [str(sysconfig.get_config_var("CC"))]:
-        digest.update(part.encode() + b"\0")
+    digest = hashlib.sha256(toolchain().encode())
     for name in ["setup.py", *COMPILED]:
         digest.update(name.encode() + b"\0" + (ROOT / name).read_bytes() + b"\0")
     return digest.hexdigest()[:20]
@@ -170,68 +191,188 @@ def fingerprint() -> str:
 class BuildCompiled(build_ext):
     """Compiles with mypyc, or copies the files of an earlier build of the same sources from build/native.
 
-    All modules go into one C file: the C compiler then inlines across modules, which gains more than parallel
-    compilation.
+    Each part is one C file, so that the C compiler inlines across the modules of a part, and parts are compiled at the
+    same time. The objects are in build/native/objects by a digest of what they were made from: a change compiles the
+    parts whose C code it changes, and a build that was interrupted goes on where it was.
     """
 
-    def run(self) -> None:
+    def build_extensions(self) -> None:
         cached = CACHE / fingerprint()
-        extensions = cached / "extensions"
-        if extensions.exists():
-            self.extensions = [Extension(name, []) for name in extensions.read_text().split()]
-            files = self.files()
-        else:
-            files = self.compile()
-            shutil.rmtree(CACHE, ignore_errors=True)
-            copy_files(files, Path(self.build_lib), cached)
-            extensions.write_text("\n".join(extension.name for extension in self.extensions))
-        copy_files(files, cached, Path(self.build_lib))
+        names = cached / "extensions"
+        if not names.exists():
+            modules = self.compile(cached)
+            for old in CACHE.iterdir():
+                if old not in (cached, OBJECTS):
+                    shutil.rmtree(old)
+            names.write_text("\n".join(modules))
+        self.extensions = [Extension(name, []) for name in names.read_text().split()]
+        copy_files([self.get_ext_filename(extension.name) for extension in self.extensions], cached, Path(self.build_lib))
 
-    def files(self) -> list[str]:
-        return [self.get_ext_filename(extension.name) for extension in self.extensions]
-
-    def compile(self) -> list[str]:
+    def compile(self, target: Path) -> list[str]:
+        """Make all shared libraries in ``target``; returns the names of their modules."""
         from mypyc.build import mypycify
 
-        self.distribution.ext_modules = mypycify(
+        directory = ROOT / "build" / "mypyc"
+        say("translating Python to C")
+        library, *shims = mypycify(
             COMPILED,
             opt_level="3",
             debug_level="0",
             group_name=LIBRARY,
-            multi_file=False,
-            target_dir=str(ROOT / "build" / "mypyc"),
+            multi_file=True,
+            target_dir=str(directory),
         )
-        for extension in self.distribution.ext_modules:
-            for source in map(Path, extension.sources):
-                code = source.read_text(encoding="utf-8")
-                source.write_text(without_trashcan(without_indentation(code)), encoding="utf-8")
-            # Without it a compiler does not inline the functions of position-independent code, as they could be
-            # replaced.
-            extension.extra_compile_args.append("-fno-semantic-interposition")
-            # GCC reads lines of the C file again for this warning, which took two fifths of its time.
-            extension.extra_compile_args.append("-Wno-misleading-indentation")
-        declarations = ROOT / "build" / "mypyc" / f"__native_internal_{LIBRARY}.h"
-        declarations.write_text(in_one_file(declarations.read_text(encoding="utf-8")), encoding="utf-8")
-        self.initialize_options()
-        self.finalize_options()
-        self.parallel = True  # the small file of each module beside the one with all code
-        super().run()
-        return self.files()
+        common = [*library.extra_compile_args, *MORE_FLAGS]
+        includes = library.include_dirs
+        used: set[Path] = set()
+        jobs: dict[str, Callable[[], Path]] = {}
+        for name, text in c_files(directory, library.sources).items():
+            flags = [*common, PARTS[name][0] if name in PARTS else "-O1"]
+            jobs[name] = partial(self.object_of, name, text, flags, includes, used)
+        for shim in shims:
+            text = Path(shim.sources[0]).read_text(encoding="utf-8")
+            jobs[shim.name] = partial(self.object_of, "shim", text, [*common, "-O1"], includes, used)
+        objects: dict[str, Path] = {}
+        # Longest first. Threads wait for processes of the compiler.
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            done = {pool.submit(job): name for name, job in jobs.items()}
+            try:
+                for future in as_completed(done):
+                    objects[done[future]] = future.result()
+                    say(f"compiled {len(objects)} of {len(jobs)} C files")
+            except BaseException:
+                pool.shutdown(cancel_futures=True)
+                raise
+            parts = [objects.pop(name) for name in list(objects) if name in PARTS or name == "tables"]
+            linked = {library.name: parts, **{name: [made] for name, made in objects.items()}}
+            list(pool.map(lambda item: self.link(target, *item), linked.items()))
+        for old in set(OBJECTS.iterdir()) - used:
+            old.unlink()
+        return list(linked)
+
+    def object_of(self, name: str, text: str, flags: list[str], includes: list[str], used: set[Path]) -> Path:
+        """The object file of this C code, from the cache or compiled now."""
+        digest = hashlib.sha256("\0".join([toolchain(), *flags, text]).encode()).hexdigest()[:20]
+        made = OBJECTS / f"{name}-{digest}.o"
+        used.add(made)
+        if not made.exists():
+            OBJECTS.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=CACHE) as scratch:
+                source = Path(scratch) / f"{name}.c"
+                source.write_text(text, encoding="utf-8")
+                objects = self.compiler.compile([str(source)], output_dir=scratch, include_dirs=includes, extra_postargs=flags)
+                os.replace(objects[0], made)  # an interrupted compilation leaves no object
+        return made
+
+    def link(self, target: Path, name: str, objects: list[Path]) -> None:
+        path = target / self.get_ext_filename(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(
+            [str(made) for made in objects],
+            str(path),
+            libraries=self.get_libraries(Extension(name, [])),
+            export_symbols=[],
+            build_temp=self.build_temp,
+        )
 
 
-def without_indentation(code: str) -> str:
-    """mypyc indents each function more than the one before, by up to 85 MB in all."""
-    return re.sub(r"^[ \t]+", "", code, flags=re.MULTILINE)
+def say(what: str) -> None:
+    print(f"mqttbroker: {what}", file=sys.stderr, flush=True)
 
 
-def in_one_file(declarations: str) -> str:
-    """mypyc's declarations, for a C compiler that sees all calls of each function.
+def c_files(directory: Path, sources: list[str]) -> dict[str, str]:
+    """The C code of each part, and of "tables", which holds what all parts share; from the files that mypyc wrote."""
+    runtime = [Path(source).name for source in sources if not Path(source).name.startswith("__native")]
+    code = {"tables": (directory / f"__native_{LIBRARY}.c").read_text(encoding="utf-8")}
+    for part, (_, modules) in PARTS.items():
+        files = (f"__native_{module.removesuffix('.py').replace('/', '___')}.c" for module in modules)
+        code[part] = "".join((directory / file).read_text(encoding="utf-8") for file in files)
+    literals = []
+    for part in PARTS:
+        code[part], numbers = with_own_literals(part, without_trashcan(code[part]))
+        literals.append((part, numbers))
+    code["tables"] = with_literals_of_parts(code["tables"], literals)
+
+    headers = "".join((directory / f"{name}_{LIBRARY}.h").read_text(encoding="utf-8") for name in ("__native", "__native_internal"))
+    blocks = declarations(headers)
+    includes = re.findall(r'^#include (?!"__native).*', headers, flags=re.MULTILINE)
+    prototype = r"^[^\n=]*\bCPy(?:Def|Py)_\w+\([^\n]*\);$"
+    code["tables"] = re.sub(prototype, "", code["tables"], flags=re.MULTILINE)
+    words = {part: set(re.findall(r"\w+", text)) for part, text in code.items()}
+    users = Counter(word for used in words.values() for word in used)
+    files = {}
+    for part, text in code.items():
+        needed = needed_blocks(blocks, words[part])
+        said = "\n".join(in_one_file(block) if users[name] == 1 else block for name, block in needed)
+        # Symbols of CPython and of the C library are declared before the pragma.
+        files[part] = "\n".join([
+            *dict.fromkeys(includes),
+            "#pragma GCC visibility push(hidden)",
+            *(f'#include "{name}"' for name in runtime if part == next(iter(PARTS))),
+            said,
+            re.sub(r'^#include "__native.*\n', "", text, flags=re.MULTILINE),
+        ])
+    return files
+
+
+def with_own_literals(part: str, code: str) -> tuple[str, list[int]]:
+    """The C code with a table of literals of its own, and the numbers of these literals in mypyc's one table.
+
+    The numbers in one table would change in all parts with each literal of a module.
+    """
+    numbers: dict[str, int] = {}
+    code = re.sub(r"\bCPyStatics\[(\d+)\]", lambda found: f"{part}_literals[{numbers.setdefault(found[1], len(numbers))}]", code)
+    return f"PyObject *{part}_literals[{len(numbers) + 1}];\n{code}", [int(number) for number in numbers]
+
+
+def with_literals_of_parts(tables: str, literals: list[tuple[str, list[int]]]) -> str:
+    """Fill each part's table after mypyc's."""
+    declared, filled = [], []
+    for part, numbers in literals:
+        declared.append(f"extern PyObject *{part}_literals[];\n")
+        filled += [f"{part}_literals[{own}] = CPyStatics[{number}];\n" for own, number in enumerate(numbers)]
+    end = tables.index("is_initialized = 1;")
+    return "".join(declared) + tables[:end] + "".join(filled) + tables[end:]
+
+
+def declarations(headers: str) -> list[tuple[str, str]]:
+    """(name, text) of each declaration in mypyc's headers, in order."""
+    found, block, depth = [], [], 0
+    for line in headers.splitlines():
+        if line.startswith("#") or not line.strip():
+            continue
+        block.append(line.strip())
+        depth += line.count("{") - line.count("}")
+        if depth == 0 and line.endswith(";"):
+            name = re.search(r"(\w+)(?:\[\d*\])?(?:\([^()]*\))?;$", block[-1])
+            assert name is not None, block
+            text = "\n".join(block)
+            if name[1].startswith("tuple_"):  # the runtime declares some, too
+                text = f"#ifndef MYPYC_DECLARED_{name[1]}\n#define MYPYC_DECLARED_{name[1]}\n{text}\n#endif"
+            found.append((name[1], text))
+            block = []
+    return found
+
+
+def needed_blocks(blocks: list[tuple[str, str]], words: set[str]) -> list[tuple[str, str]]:
+    """The declarations of these words, and of what these name."""
+    known = set(words)
+    needed = []
+    for name, block in reversed(blocks):  # a declaration stands behind what it names
+        if name in known:
+            known.update(re.findall(r"\w+", block))
+            needed.append((name, block))
+    return needed[::-1]
+
+
+def in_one_file(declaration: str) -> str:
+    """A declaration for a C compiler that sees all calls of the function.
 
     It then keeps no second copy of a function that it inlines everywhere. Modules are initialised once, so that code
     need not be fast.
     """
-    declarations = re.sub(r"^extern (?=[^;=\[]*\bCPy(?:Def|Py)_\w+\()", "static ", declarations, flags=re.MULTILINE)
-    return re.sub(r"(_____top_level__\(void\));", r"\1 __attribute__((cold, noinline));", declarations)
+    declaration = re.sub(r"^extern (?=[^;=\[]*\bCPy(?:Def|Py)_\w+\()", "static ", declaration)
+    return re.sub(r"(_____top_level__\(void\));", r"\1 __attribute__((cold, noinline));", declaration)
 
 
 def without_trashcan(code: str) -> str:
