@@ -16,10 +16,12 @@ PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
-# Without these files each broker of a test, and each process of pytest, would compile hundreds of modules.
+# Python writes these files when it imports a module, not pip, as a demo imports few of the modules that are installed. Without
+# them each broker of a test, and each process of pytest, would compile hundreds of modules.
 export PYTHONDONTWRITEBYTECODE :=
 export MQTTBROKER_COMPILE ?= $(if $(CC_FOUND),1,0)
 BUILD_KIND := $(if $(filter 0,$(MQTTBROKER_COMPILE)),plain,compiled)
+INSTALL := $(BIN)/python requirements/install.py
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
@@ -27,46 +29,68 @@ SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.p
 build: $(VENV)/built
 
 $(VENV)/created:
-	@test -n "$(PYTHON)" || { echo "make: needs Python 3.11 or newer with the venv module (PYTHON=... names one)" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@test -n "$(PYTHON)" && $(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || \
+	  { echo "make: $(or $(PYTHON),python3) is not Python 3.11 or newer with the venv module: install one (Debian: apt-get install python3 python3-venv), or name one: make PYTHON=python3.13" >&2; exit 1; }
+	@echo "make: a virtual environment in $(VENV)" >&2
+	@said=$$($(PYTHON) -m venv $(VENV) 2>&1) || \
+	  { echo "make: the virtual environment in $(VENV) failed: $$(tail -n 1 <<<"$$said"): free some space or make it writable, then repeat the command" >&2; exit 1; }
 	@touch $@
 
 # Requirements come from pyproject.toml alone, so a change of the code reinstalls no dependency.
-$(VENV)/base: pyproject.toml | $(VENV)/created
-	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb')); \
-	print(*p['build-system']['requires'], *p['project']['dependencies'], sep='\n')" > $@.txt
-	@echo "installing packages, which may take some minutes"
-	@$(BIN)/python -m pip install --quiet -r $@.txt
+$(VENV)/runtime: pyproject.toml | $(VENV)/created
+	@$(INSTALL) "make: packages of the broker" .
 	@touch $@
+
+$(VENV)/base: pyproject.toml | $(VENV)/created
+	@$(INSTALL) "make: packages of the build" . build-system
+	@touch $(VENV)/runtime $@
 
 # The demo installs only the packages it needs, which keeps a first run short.
-EXTRAS :=
-$(VENV)/demo: EXTRAS := spark jdk demo
-$(VENV)/cluster-demo: EXTRAS := spark jdk demo cluster
-$(VENV)/bench: EXTRAS := bench
-$(VENV)/fuzz: EXTRAS := fuzz
-$(VENV)/lock: EXTRAS := lock
-$(VENV)/dist: EXTRAS := dist
+$(VENV)/demo: pyproject.toml | $(VENV)/created
+	@$(INSTALL) "make demo: packages" . spark jdk demo
+	@touch $(VENV)/runtime $@
+
+GROUPS_OF :=
+$(VENV)/extras: GROUPS_OF := all
+$(VENV)/cluster-demo: GROUPS_OF := spark jdk demo cluster
+$(VENV)/bench: GROUPS_OF := bench
+$(VENV)/fuzz: GROUPS_OF := fuzz
+$(VENV)/lock: GROUPS_OF := lock
+$(VENV)/dist: GROUPS_OF := dist
 # `extras` is everything that `make test` needs.
-$(VENV)/extras $(VENV)/demo $(VENV)/cluster-demo $(VENV)/bench $(VENV)/fuzz $(VENV)/lock $(VENV)/dist: pyproject.toml | $(VENV)/base
-	@$(BIN)/python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']['optional-dependencies']; \
-	extras = '$(EXTRAS)'.split() or [name for name in p if name not in ('fuzz', 'lock', 'dist')]; \
-	print(*sum((p[extra] for extra in extras), []), sep='\n')" > $@.txt
-	@echo "installing more packages, which may take some minutes"
-	@$(BIN)/python -m pip install --quiet -r $@.txt
+$(VENV)/extras $(VENV)/cluster-demo $(VENV)/bench $(VENV)/fuzz $(VENV)/lock $(VENV)/dist: pyproject.toml | $(VENV)/base
+	@$(INSTALL) "make: more packages" $(GROUPS_OF)
 	@touch $@
 
+# Until a build is installed, .venv has the sources as they are.
+SITE_PACKAGES = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+$(BIN)/mqttbroker: | $(VENV)/created
+	@printf '%s\n' "$(CURDIR)" "$(CURDIR)/bridge_spark/autoload" > "$(SITE_PACKAGES)/mqttbroker-sources.pth"
+	@printf '#!/bin/sh\nexec "%s/python" -P -m mqttbroker "$$@"\n' "$(abspath $(BIN))" > $@
+	@chmod +x $@
+
 # The stamp holds the hash of all sources: a touched file or a branch switched forth and back rebuilds nothing.
+HASH = $(BUILD_KIND) $$(sha256sum $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)
 $(VENV)/built: $(SOURCES) setup.py pyproject.toml | $(VENV)/base
-	@hash="$(BUILD_KIND) $$(sha256sum $(sort $(SOURCES)) setup.py pyproject.toml | sha256sum)"; \
+	@hash="$(HASH)"; \
 	if [ "$$hash" = "$$(cat $@ 2>/dev/null)" ]; then touch $@; exit 0; fi; \
-	echo "building mqttbroker ($(BUILD_KIND)) into $(VENV), which may take some minutes"; \
-	rm -rf build/lib build/lib.* build/bdist.*; \
-	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-build-isolation . && echo "$$hash" > $@
+	rm -rf build/lib build/lib.* build/bdist.*; mkdir -p build; \
+	if [ $(BUILD_KIND) = plain ]; then $(if $(CC_FOUND),:,echo "make build: no C compiler (cc or gcc), so the build is plain Python; make build compiles as soon as there is one" >&2); \
+	else $(BIN)/python setup.py --quiet build_ext || exit 1; fi; \
+	$(BIN)/python -m pip install --quiet --force-reinstall --no-deps --no-build-isolation . >build/install.log 2>&1 || \
+	  { echo "make build: installing mqttbroker into $(VENV) failed: $$(grep -m1 -E 'No space left|^mqttbroker:|[Ee]rror' build/install.log): build/install.log has more; repeat it, which takes up what is compiled" >&2; exit 1; }; \
+	rm -f "$(SITE_PACKAGES)/mqttbroker-sources.pth"; echo "$$hash" > $@
 	@$(BIN)/mqttbroker --version
 
-run: build
-	$(BIN)/mqttbroker serve --config $(CONFIG)
+# For recipes that need not wait for a compiler: the installed build if it is of these sources, else the sources themselves.
+define BUILD_OR_SOURCES
+if [ "$(HASH)" != "$$(cat $(VENV)/built 2>/dev/null)" ]; then \
+	  export PYTHONPATH="$(CURDIR):$(CURDIR)/bridge_spark/autoload"; \
+	  echo "$(1): on the plain sources; \`make build\` compiles them in two minutes, for a broker several times as fast" >&2; fi;
+endef
+
+run: $(VENV)/runtime $(BIN)/mqttbroker
+	@$(call BUILD_OR_SOURCES,make run) exec $(BIN)/python -P -m mqttbroker serve --config $(CONFIG)
 
 # The same suite on the installed build and on the plain sources.
 test-compiled: interop-tools build
@@ -231,12 +255,12 @@ audit: $(VENV)/lock
 check: $(VENV)/extras
 	$(BIN)/mypy
 
-demo: $(VENV)/demo build
-	$(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
+demo: $(VENV)/demo $(BIN)/mqttbroker
+	@$(call BUILD_OR_SOURCES,make demo) exec $(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
 
 # Three nodes on three Kafka brokers, which Maven downloads, with a node and a Kafka broker killed on the way. Needs Java and mvn.
-cluster-demo: $(VENV)/cluster-demo build
-	$(BIN)/python -P -m mqttbroker.cli.cluster_demo $(if $(DATA),--data "$(DATA)")
+cluster-demo: $(VENV)/cluster-demo $(BIN)/mqttbroker
+	@$(call BUILD_OR_SOURCES,make cluster-demo) exec $(BIN)/python -P -m mqttbroker.cli.cluster_demo $(if $(DATA),--data "$(DATA)")
 
 # The documentation as a site in build/site. `make site SITE=serve` shows it at http://127.0.0.1:8000 while pages are edited.
 SITE ?= build
