@@ -143,8 +143,8 @@ def stderr_in(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def running_broker(directory: Path) -> Iterator[tuple[int, int]]:
-    """A broker on free ports with its data in ``directory``; yields the ports of MQTT and HTTP."""
+def running_broker(directory: Path) -> Iterator[Callable[[str], int]]:
+    """A broker on free ports with its data in ``directory``; yields what waits for its port of "tcp" or "http"."""
     config = directory / "broker.toml"
     config.write_text(BROKER_CONFIG, encoding="utf-8")
     command = [sys.executable, "-P", "-m", "mqttbroker", "serve", "--config", str(config), "--port", "0"]
@@ -153,7 +153,7 @@ def running_broker(directory: Path) -> Iterator[tuple[int, int]]:
     with log.open("w", encoding="utf-8") as out:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out)
     try:
-        yield _wait_for_port(process, log, "tcp"), _wait_for_port(process, log, "http")
+        yield lambda kind: _wait_for_port(process, log, kind)
     finally:
         process.terminate()
         try:
@@ -323,12 +323,14 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     table = directory / "tables" / "readings"
     bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
                     console=console)
-    with running_broker(directory) as (port, http_port):
-        console.print(f"broker on port {port}, dashboard and streams on http://127.0.0.1:{http_port}/; Spark starts",
-                      highlight=False, soft_wrap=True)
-        with stderr_in(directory / "spark-start.log"):
+    with running_broker(directory) as port_of:
+        console.print("broker and Spark start, which takes some seconds", highlight=False, soft_wrap=True)
+        with console.status("starting"), stderr_in(directory / "spark-start.log"):
             spark = make_session(IngestConfig(()))
         try:
+            port, http_port = port_of("tcp"), port_of("http")
+            console.print(f"broker on port {port}, dashboard and streams on http://127.0.0.1:{http_port}/",
+                          highlight=False, soft_wrap=True)
             with bars:
                 published = bars.add_task("published", total=total)
                 ingested = bars.add_task("in the table", total=total)
