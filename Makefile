@@ -99,7 +99,7 @@ test-compiled: interop-tools build
 test-plain: interop-tools
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
 
-# Plain sources are tested while one core compiles.
+# Plain sources are tested during the compilation.
 test:
 	$(MAKE) --no-print-directory --jobs 4 build test-before-build
 	$(MAKE) --no-print-directory test-compiled
