@@ -92,12 +92,18 @@ endef
 run: $(VENV)/runtime $(BIN)/mqttbroker
 	@$(call BUILD_OR_SOURCES,make run) exec $(BIN)/python -P -m mqttbroker serve --config $(CONFIG)
 
-# The same suite on the installed build and on the plain sources.
+# The whole suite on the installed build. On the plain sources, `make test` runs what depends on the build: the tests of compiled modules
+# in one process, and a file for each kind of process (a broker, one with workers, its restart after a kill); `make slow` runs all.
+PLAIN_TESTS ?= tests/topic_matcher tests/sessions tests/fuzz $(addprefix tests/mqttbroker/,codec core cluster/test_bus.py \
+  cluster/test_bus_model.py auth/test_acl.py auth/test_permissions.py) $(addprefix tests/mqttbroker/net/test_,abuse_limits.py \
+  backpressure_wire.py link.py link_frames.py listener_policy.py open_sockets.py tls_transport.py websocket_frames.py wire.py \
+  workers.py) tests/mqttbroker/worker/test_linked_client.py tests/behaviour/test_publish.py tests/durability/test_broker_restart.py
+
 test-compiled: interop-tools build
 	env -u PYTHONPATH EXPECT_BUILD=$(BUILD_KIND) $(BIN)/pytest $(PYTEST_ARGS)
 
 test-plain: interop-tools
-	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS)
+	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS) $(PLAIN_TESTS)
 
 # Plain sources are tested during the compilation.
 test:
@@ -128,9 +134,10 @@ test-cluster: interop-tools build
 	env -u PYTHONPATH TEST_CLUSTER=3 PATH="$$PATH:$(CURDIR)/$(BIN)" NODE_PATH=$(NODE_MODULES)/node_modules \
 	  $(BIN)/pytest $(CLUSTER_PYTEST_ARGS) tests/interop
 
-# The tests marked `slow`.
+# The tests marked `slow`, and on the plain sources those that `make test` runs on the compiled build only.
 slow: $(VENV)/extras build
 	env -u PYTHONPATH $(BIN)/pytest -m slow
+	$(MAKE) --no-print-directory test-plain PLAIN_TESTS= TESTED_BUILD=compiled
 
 # Third-party clients: Python clients from PyPI, MQTT.js from npm, mosquitto's commands and Paho C from Debian. Node comes from
 # PyPI if there is none. Chromium, for the tests of the dashboard, comes from Debian.
