@@ -54,6 +54,7 @@ LIMITS: dict[str, Any] = {name: f"{size}MiB" for name, size in BYTES.items()} | 
     "max_transient_queue_bytes": "8MiB",
     "max_queued_bytes": "32MiB",
     "max_subscriptions_per_client": 50_000,
+    "receive_maximum": 1000,
 }
 # Growth of resident memory that the limits allow: the bytes above, and the objects of connections, sessions,
 # subscriptions and retained messages, which are limited in number.
