@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Optional
 from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import parse_options
 from bridge_spark.source.storage import StreamError
-from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import RETRY_OPTION, IngestConfig, load_config
 from bridge_spark.tables.ingest_metrics import IngestMetrics
@@ -139,6 +138,8 @@ def main(argv: Sequence[str]) -> int:
 def _check_sources(config: IngestConfig) -> None:
     """Check that the sources can be read, and are those of the checkpoints, before Spark starts and without the retries
     of a running query."""
+    from bridge_spark.tables.checkpoint import Checkpoint  # loads Arrow, which the command needs for nothing else
+
     for table in config.tables:
         options = parse_options({key: value for key, value in table.source.items() if key != RETRY_OPTION})
         storage = open_storage(options)

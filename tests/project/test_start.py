@@ -39,7 +39,7 @@ def test_a_broker_with_default_settings_loads_what_it_needs_to_listen(start_brok
 @pytest.mark.parametrize(
     ("words", "most", "needed"),
     [
-        (["--version"], 150, set()),
+        (["--version"], 250, set()),
         (["status", "--url", "http://127.0.0.1:9"], 320, set()),
         (["pub", "-p", "9", "-t", "a", "-m", "b"], 260, {"paho"}),
         (["check-config", "/dev/null"], 500, set()),
