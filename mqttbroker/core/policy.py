@@ -163,6 +163,8 @@ class AnonymousPolicy(Authenticator):
     def __init__(self, allowed: Union[bool, str]) -> None:
         super().__init__("anonymous", False)
         self.allowed = allowed
+        where = 'from this machine only (allow_anonymous = "loopback")' if allowed == "loopback" else "nowhere (allow_anonymous = false)"
+        self._reason = f"anonymous clients are allowed {where}"
 
     def authenticate(self, request: AuthenticationRequest) -> None:
         if self.allowed is True or (
@@ -170,7 +172,7 @@ class AnonymousPolicy(Authenticator):
         ):
             request.accept(Identity(None))
         else:
-            request.reject(NOT_AUTHORIZED, "anonymous clients are not allowed")
+            request.reject(NOT_AUTHORIZED, self._reason)
 
 
 class AuthenticationChain(AuthenticationPolicy):
