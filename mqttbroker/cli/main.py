@@ -17,6 +17,7 @@ from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.cli.standard_files import open_standard_files
+from mqttbroker.config.files import with_user
 from mqttbroker.config.load import FLAGS, ConfigError, load_settings
 from mqttbroker.config.settings import Settings
 
@@ -33,8 +34,22 @@ _FLAG_HELP = {
 
 
 class _Parser(argparse.ArgumentParser):
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        """Name the nearest choice of a wrong one, or all if there is none or a few are there."""
+        if action.choices is None or value in action.choices:
+            return
+        import difflib
+
+        names = [str(choice) for choice in action.choices]
+        near = difflib.get_close_matches(str(value), names, 1)
+        others = f", did you mean {near[0]}?" if near else f": must be one of {', '.join(names)}" if len(names) < _MANY else ""
+        raise argparse.ArgumentError(action, f"there is no {value!r}{others}")
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+_MANY = 10  # choices that are too many for a line
 
 
 class _Version(argparse.Action):
@@ -271,7 +286,7 @@ def _passwd(file: Path, user: str, delete: bool, scram: bool) -> int:
         print(f"mqttbroker passwd: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"mqttbroker passwd: {file}: {error.strerror or error}", file=sys.stderr)
+        print(with_user(f"mqttbroker passwd: {file}: {error.strerror or error}"), file=sys.stderr)
         return 1
     if delete and not known:
         print(f"mqttbroker passwd: {file}: no user {user!r}", file=sys.stderr)

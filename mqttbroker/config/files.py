@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import os
@@ -21,8 +22,24 @@ class ConfigError(Exception):
     """``problems`` has one line for each problem."""
 
     def __init__(self, problems: Sequence[str]) -> None:
-        self.problems = list(map(one_line, problems))
+        self.problems = [with_user(one_line(problem)) for problem in problems]
         super().__init__("\n".join(self.problems))
+
+
+def with_user(text: str) -> str:
+    """The text; if it says that access was denied, with the user to whom."""
+    return f"{text} ({this_user()})" if text.endswith(os.strerror(errno.EACCES)) else text
+
+
+def this_user() -> str:
+    """The user that this process is, for messages."""
+    import pwd  # a broker that starts needs none
+
+    uid = os.geteuid()
+    try:
+        return f"as user {pwd.getpwuid(uid).pw_name}, uid {uid}"
+    except KeyError:
+        return f"as uid {uid}"
 
 
 def one_line(text: str) -> str:

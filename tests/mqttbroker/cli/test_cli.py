@@ -47,7 +47,10 @@ def test_version(tmp_path: Path) -> None:
 
 WRONG = [
     ([], r"mqttbroker: .*COMMAND.*"),
-    (["bogus"], r"mqttbroker: .*'bogus'.*"),
+    (["bogus"], r"mqttbroker: argument COMMAND: there is no 'bogus' \(see mqttbroker --help\)"),
+    (["server"], r"mqttbroker: argument COMMAND: there is no 'server', did you mean serve\? .*"),
+    (["clients", "shwo"], r"mqttbroker clients: argument ACTION: there is no 'shwo', did you mean show\? .*"),
+    (["completion", "fish"], r"mqttbroker completion: argument shell: there is no 'fish': must be one of bash, zsh, tcsh .*"),
     (["serve", "--prot", "1"], r"mqttbroker: unrecognized arguments: --prot 1.*"),
     (["serve", "--port"], r"mqttbroker serve: argument --port: expected one argument.*"),
     (["serve", "--port", "x"], r'--port: listeners\.0\.port: must be a whole number, got "x"'),
