@@ -49,7 +49,7 @@ from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.net.tls import http_context
+from mqttbroker.net.tls import FileProblem, http_context
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import FrontSetup, listener_name
@@ -352,6 +352,8 @@ class ClusterNode:
             self.reloader.http = self.http
             self.http.bans.apply(http_ban_terms(self.settings))
             self.http.start()
+        except FileProblem as error:
+            raise ConfigError([f"http: {error}"]) from None
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise OSError(f"http: cannot listen on {where}: {reason}") from None
@@ -376,5 +378,5 @@ def serve_node(settings: Settings, reread: Callable[[], Settings], warnings: Seq
     try:
         uvloop.run(main())
     except (ConfigError, OSError, ValueError) as error:
-        return startup.failed(error)
+        return startup.failed(error, settings)
     return 0

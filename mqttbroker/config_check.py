@@ -16,6 +16,7 @@ from bridge_spark.log.stream_config import StreamLogDamage, StreamLogError, can_
 from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS, partitions_refused, read_description
 from mqttbroker.admin.repair import DATABASE
 from mqttbroker.auth.security import Security
+from mqttbroker.config.files import this_user
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings, Stream, is_loopback
 from mqttbroker.config.stream_definition import DefinitionError, stream_of
@@ -151,17 +152,30 @@ def unsealed(streams: Iterable[Stream]) -> Iterator[str]:
 
 
 def source_of(line: str, settings: Settings, file: Optional[Path]) -> str:
-    """The variable, or the file and its line, that set a key named by a line of `check`, `stored` or `warnings`; else the
-    configuration file, "" = unknown."""
+    """The place of a line of `check`, `stored` or `warnings`; else the configuration file, "" = unknown."""
+    return place_of(line, settings) or ("" if file is None else str(file))
+
+
+def with_place(line: str, settings: Settings) -> str:
+    """A line of these, or of a `ConfigError` of the start, behind its place if that is known."""
+    place = place_of(line, settings)
+    return f"{place}: {line}" if place else line
+
+
+def place_of(line: str, settings: Settings) -> str:
+    """The file and line, the variable or the flag that set a key named by this line, or another key of its table; "" if none did."""
     key, _, text = line.partition(": ")
-    for index, stream in enumerate(settings.streams):
-        key = re.sub(rf"^streams\.{re.escape(stream.name)}(?=\.|$)", f"streams.{index}", key)
+    names = {"streams": [stream.name for stream in settings.streams], "queues": [queue.name for queue in settings.queues]}
+    for section in names:
+        for index, name in enumerate(names[section]):
+            key = re.sub(rf"^{section}\.{re.escape(name)}(?=\.|$)", f"{section}.{index}", key)  # as in `sources`
     words = re.findall(r"[\w.]+", text)
     keys = [key, *(f"{key}.{word}" for word in words), *words]
-    if key.startswith("streams."):  # one that lacks the key
-        section = key.rpartition(".")[0] if key.count(".") > 1 else key
-        keys += [f"{section}.{name}" for name in ("filters", "key", "partitions")]
-    return next((settings.sources[name] for name in keys if name in settings.sources), "" if file is None else str(file))
+    found = next((settings.sources[name] for name in keys if name in settings.sources), "")
+    if found or "." not in key:
+        return found
+    table = f"{key}." if any(name.startswith(f"{key}.") for name in settings.sources) else f"{key.rpartition('.')[0]}."
+    return next((place for name, place in settings.sources.items() if name.startswith(table)), "")
 
 
 def _archive_directories(settings: Settings) -> Iterator[str]:
@@ -215,7 +229,7 @@ def _data_dir(directory: Path) -> Iterator[str]:
     if not existing.is_dir():
         yield f"data_dir: {existing} is not a directory"
     elif not os.access(existing, os.W_OK | os.X_OK):
-        yield f"data_dir: {existing} cannot be written"
+        yield f"data_dir: {existing} cannot be written ({this_user()})"
 
 
 def _logins(settings: Settings) -> Iterator[str]:

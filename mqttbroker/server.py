@@ -67,7 +67,7 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
-from mqttbroker.net.tls import ListenerContext, http_context
+from mqttbroker.net.tls import FileProblem, ListenerContext, http_context
 from mqttbroker.net.trace import Tracer
 from mqttbroker.net.wire import Endpoint, FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
@@ -293,8 +293,11 @@ class Server:
         tasks += self._periodic_tasks()
         await self.parts.start(self.broker, self.scheduler)
         self.scheduler.tick()  # wills and sessions that expired while the broker was down go before any client
-        for listener in self.settings.listeners:
-            await self._open_listener(listener)
+        for index, listener in enumerate(self.settings.listeners):
+            try:
+                await self._open_listener(listener)
+            except FileProblem as error:
+                raise ConfigError([f"listeners.{index}: {error}"]) from None
         self._settle_sockets()
         self.bridges = self.reloader.bridges = self._make_bridges()
         self.bridges.start(self.settings.bridges)
@@ -377,6 +380,8 @@ class Server:
             self.metrics.http_requests = self.http.requests
             self.http.bans.apply(http_ban_terms(self.settings))
             self._start_http(self.http)
+        except FileProblem as error:
+            raise ConfigError([f"http: {error}"]) from None
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise OSError(f"http: cannot listen on {where}: {reason}") from None
@@ -597,7 +602,7 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
             close()
             restart(server.released, manager)
     except (StoreError, StreamLogError) as error:
-        return startup.failed(StoreError(with_programs(error, settings.data_dir)))
+        return startup.failed(StoreError(with_programs(error, settings.data_dir)), settings)
     except (ConfigError, OSError, ValueError) as error:
-        return startup.failed(error)
+        return startup.failed(error, settings)
     return 0

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from mqttbroker.admin.data_files import set_umask
+from mqttbroker.config.files import with_user
 from mqttbroker.config.load import load_settings
 from mqttbroker.config.settings import Settings
 from mqttbroker.logs import append_audit
@@ -78,7 +79,7 @@ def _guarded(command: str, data_dir: Path, work: Callable[[], int]) -> int:
         reason = with_programs(error, data_dir)
     except OSError as error:
         reason = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-    print(f"mqttbroker {command}: {reason}", file=sys.stderr)
+    print(f"mqttbroker {command}: {with_user(reason)}", file=sys.stderr)
     return 1
 
 

@@ -27,7 +27,7 @@ from mqttbroker.net.packet_log import PacketLog
 from mqttbroker.net.packet_log import log as packet_log
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
-from mqttbroker.net.tls import ListenerContext, server_context
+from mqttbroker.net.tls import FileProblem, ListenerContext, server_context
 from mqttbroker.net.tls_transport import TlsClient
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from mqttbroker.net.worker_setup import ListenerSetup
@@ -97,7 +97,7 @@ class OpenListener:
 
     async def open(self, passed: PassedSockets) -> None:
         """Start listening, on the sockets of ``passed`` that have the listener's address, else on new ones. Raises
-        OSError with the address and the reason."""
+        FileProblem, or OSError with the address and the reason."""
         listener = self.listener
         try:
             context = self._context = self._read_context()
@@ -110,6 +110,9 @@ class OpenListener:
             else:
                 self._sockets = await tcp_sockets(listener.host, listener.port, passed)
             await self._serve(context)
+        except FileProblem:
+            self.close()
+            raise
         except OSError as error:
             self.close()
             reason = error.strerror or str(error)

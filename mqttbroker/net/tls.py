@@ -48,8 +48,12 @@ class ListenerContext(AlertContext):
         return None if self.revocations is None else self.revocations.problem(now)
 
 
+class FileProblem(OSError):
+    """A file that the settings name cannot be used; the text has the key, the file and the reason."""
+
+
 def server_context(listener: Listener) -> Optional[ListenerContext]:
-    """The context of a listener, None without TLS.  Raises OSError for an invalid file."""
+    """The context of a listener, None without TLS.  Raises FileProblem."""
     if listener.type not in _ALPN:
         return None
     assert listener.certfile is not None and listener.keyfile is not None
@@ -60,7 +64,7 @@ def server_context(listener: Listener) -> Optional[ListenerContext]:
 
 
 def http_context(http: Http) -> Optional[ListenerContext]:
-    """The context of the HTTP server, None without TLS.  Raises OSError for an invalid file."""
+    """The context of the HTTP server, None without TLS.  Raises FileProblem."""
     if http.certfile is None or http.keyfile is None:
         return None
     context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
@@ -112,9 +116,9 @@ def _load_certificate(context: ssl.SSLContext, certfile: Path, keyfile: Path) ->
         context.load_cert_chain(certfile, keyfile, _no_password)
     except ssl.SSLError as error:
         reason = "they do not belong together" if error.reason == "KEY_VALUES_MISMATCH" else "not PEM, or damaged"
-        raise OSError(f"certfile {certfile} and keyfile {keyfile}: {reason}") from None
+        raise FileProblem(f"certfile {certfile} and keyfile {keyfile}: {reason}") from None
     except ValueError as error:
-        raise OSError(f"keyfile {keyfile}: {error}") from None
+        raise FileProblem(f"keyfile {keyfile}: {error}") from None
 
 
 def _load_authorities(context: ssl.SSLContext, name: str, path: Path) -> None:
@@ -122,15 +126,15 @@ def _load_authorities(context: ssl.SSLContext, name: str, path: Path) -> None:
     try:
         context.load_verify_locations(path)
     except ssl.SSLError:
-        raise OSError(f"{name} {path}: not PEM, or damaged") from None
+        raise FileProblem(f"{name} {path}: not PEM, or damaged") from None
 
 
 def _check_readable(name: str, path: Path) -> None:
-    """Raise OSError with the file's name; errors of the ssl module do not have it."""
+    """Raise FileProblem with the file's name; errors of the ssl module do not have it."""
     try:
         path.open("rb").close()
     except OSError as error:
-        raise OSError(f"{name} {path}: {error.strerror}") from None
+        raise FileProblem(f"{name} {path}: {error.strerror}") from None
 
 
 def _no_password() -> str:

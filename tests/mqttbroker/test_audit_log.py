@@ -146,6 +146,6 @@ def test_commands_that_change_data_are_added(file: Path, tmp_path: Path) -> None
 def test_file_that_cannot_be_opened(start_broker: Start, tmp_path: Path) -> None:
     broker = BrokerProcess(config={"log": {"audit_file": str(tmp_path / "none" / "audit.log")}})
     broker.launch()
-    broker.wait_for_log(r"^log\.audit_file: .*/none/audit\.log: No such file or directory$")
+    broker.wait_for_log(r"broker\.toml:\d+: log\.audit_file: .*/none/audit\.log: No such file or directory$")
     broker.terminate()
     broker.close()

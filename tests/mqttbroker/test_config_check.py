@@ -236,11 +236,11 @@ def test_streams_without_pyarrow_are_named(tmp_path: Path) -> None:
     streams = {"a": {"filters": ["a/#"]}, "b": {"filters": ["b/#"]}, "plain": {"filters": ["c/#"], "seal": False}}
     text = r"streams\.a\.seal: pyarrow is not installed, so no segment of a, b becomes Parquet.*mqttbroker\[parquet\]"
     (tmp_path / "broker.toml").write_text(to_toml({"streams": streams}))
-    for command, line in ((["check-config", "broker.toml"], rf"warning: broker\.toml(?::\d+)?: {text}"), (["doctor", "--config", "broker.toml"], text)):
+    for command, line in ((["check-config", "broker.toml"], rf"warning: broker\.toml:\d+: {text}"), (["doctor", "--config", "broker.toml"], text)):
         done = subprocess.run([sys.executable, program, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert len(re.findall(line, done.stdout + done.stderr)) == 1, done.stdout + done.stderr
         assert not re.search("pyarrow", run(*command, cwd=tmp_path).stderr)
-    warning = rf'event=configuration_warning reason="{text}'
+    warning = rf'event=configuration_warning reason="[^ ]*broker\.toml:\d+: {text}'
     with BrokerProcess(tmp_path / "data", {"streams": streams, "http": {"token": "t"}}, program=[str(program)]) as broker:
         broker.wait_for_log(warning)
         post = urllib.request.Request(

@@ -170,4 +170,4 @@ def test_a_log_file_that_cannot_be_opened_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text(f'log.to = "file"\nlog.file = "{tmp_path}/missing/log"\n')
     done = subprocess.run([sys.executable, "-P", "-m", "mqttbroker", "serve", "--config", str(tmp_path / "c.toml")],
                           capture_output=True, text=True, timeout=50, cwd=tmp_path, check=False)  # fmt: skip
-    assert (done.returncode, done.stderr) == (2, f"log.file: {tmp_path}/missing/log: No such file or directory\n")
+    assert (done.returncode, done.stderr) == (2, f"{tmp_path}/c.toml:2: log.file: {tmp_path}/missing/log: No such file or directory\n")

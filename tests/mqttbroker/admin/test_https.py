@@ -101,6 +101,6 @@ def test_missing_certificate_files(tmp_path: Path, files: CertificateFiles) -> N
     config["http"]["keyfile"] = str(files.directory / "none.key")
     broker = BrokerProcess(config=config)
     broker.launch()
-    broker.wait_for_log(r"^mqttbroker: http: cannot listen on 127\.0\.0\.1:0: keyfile .*none\.key: No such file")
+    broker.wait_for_log(r"broker\.toml:\d+: http: keyfile .*none\.key: No such file")
     broker.terminate()
     broker.close()

@@ -1,0 +1,96 @@
+"""What a broker that cannot start says: one line with the place of the key, the user where access was denied, and a status by cause."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Union
+
+import pytest
+from support.broker_process import BrokerProcess
+from support.command_line import one_line
+from support.paths import ROOT
+from support.raw_client import RawClient
+from support.spark_session import python_path
+
+TLS = '[[listeners]]\ntype = "tls"\nport = 0\ncertfile = "none.pem"\nkeyfile = "none.key"\n'
+# A configuration, and the line behind the name of the file.
+MISTAKES = [
+    ('\nacl_file = "none.acl"\n', r":2: acl_file: none\.acl: cannot be read: No such file or directory"),
+    ('password_file = "none"\n', r":1: password_file: none: cannot be read: No such file or directory"),
+    (f"\n{TLS}", r":5: listeners\.0: certfile none\.pem: No such file or directory"),
+    ('[[listeners]]\nport = 0\n' + TLS, r":6: listeners\.1: certfile none\.pem: No such file or directory"),
+    ('http.port = 0\nhttp.certfile = "none.pem"\nhttp.keyfile = "none.key"\n', r":2: http: certfile none\.pem: No such file or directory"),
+    ('log.to = ["file"]\nlog.file = "none/log"\n', r":2: log\.file: none/log: No such file or directory"),
+]
+UNPRIVILEGED = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"]
+
+
+def serve(directory: Path, config: str, *arguments: str, unprivileged: bool = False) -> tuple[int, str]:
+    """The exit status, and the line on stderr that is no line of the log."""
+    (directory / "broker.toml").write_text(config)
+    command = [sys.executable, "-P", "-m", "mqttbroker", "serve", "--config", "broker.toml", *arguments]
+    if unprivileged and os.getuid() == 0:
+        command = [*UNPRIVILEGED, *command]
+    done = subprocess.run(
+        command, cwd=directory, env={**os.environ, "PYTHONPATH": python_path()}, capture_output=True, text=True, check=False, timeout=60
+    )
+    return done.returncode, one_line("".join(line for line in done.stderr.splitlines(True) if " event=" not in line))
+
+
+@pytest.mark.one_build
+@pytest.mark.parametrize(("config", "line"), MISTAKES)
+def test_a_mistake_has_its_place_and_the_status_that_no_service_manager_repeats(tmp_path: Path, config: str, line: str) -> None:
+    status, said = serve(tmp_path, config, "--data-dir", "data")
+    assert status == 2 and re.fullmatch(f"broker\\.toml{line}", said), said
+    unit = (ROOT / "conf" / "mqttbroker.service").read_text(encoding="utf-8")
+    assert "\nRestart=on-failure\n" in unit and f"\nRestartPreventExitStatus={status}\n" in unit
+
+
+@pytest.mark.one_build
+def test_a_mistake_of_a_flag_or_variable_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MQTTBROKER_ACL_FILE", "none.acl")
+    status, said = serve(tmp_path, "", "--data-dir", "data")
+    assert status == 2 and said == "MQTTBROKER_ACL_FILE: acl_file: none.acl: cannot be read: No such file or directory"
+
+
+@pytest.mark.one_build
+def test_a_port_in_use_is_no_mistake_of_the_configuration(tmp_path: Path) -> None:
+    with BrokerProcess() as other:
+        status, said = serve(tmp_path, f"listeners = [{{port = {other.port}}}]\nhttp.port = 'off'\n", "--data-dir", "data")
+    assert status == 1 and said == f"mqttbroker: cannot listen on 127.0.0.1:{other.port}: Address already in use"
+
+
+@pytest.mark.one_build
+@pytest.mark.skipif(os.getuid() == 0 and shutil.which("setpriv") is None, reason="needs setpriv to run as another user")
+def test_a_denied_access_names_the_user(tmp_path: Path) -> None:
+    for directory in (tmp_path, *tmp_path.parents):  # pytest closes its directories to other users
+        if directory.name.startswith(("pytest-", "popen-", tmp_path.name)):
+            directory.chmod(0o755)
+    uid = 12345 if os.getuid() == 0 else os.getuid()
+    (tmp_path / "data").mkdir(mode=0o700)
+    (tmp_path / "data" / "lock").touch()
+    (tmp_path / "rules").touch()
+    (tmp_path / "rules").chmod(0)
+    if os.getuid() != 0:
+        (tmp_path / "data").chmod(0)
+    status, said = serve(tmp_path, "", "--data-dir", "data", "--port", "0", "--http-port", "off", unprivileged=True)
+    assert status == 1 and re.fullmatch(rf"mqttbroker: data/\w+: Permission denied \(as .*uid {uid}\)", said), said
+    status, said = serve(tmp_path, 'acl_file = "rules"\n', "--data-dir", "other", unprivileged=True)
+    assert status == 2 and re.fullmatch(rf"broker\.toml:1: acl_file: rules: .*Permission denied \(as .*uid {uid}\)", said), said
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [("loopback", r'allowed from this machine only (allow_anonymous = \"loopback\")'), (False, "allowed nowhere (allow_anonymous = false)")],
+)
+def test_the_reason_of_a_refused_anonymous_client_is_the_setting(setting: Union[bool, str], reason: str) -> None:
+    listeners = [{"allow_anonymous": setting, "proxy_protocol": True, "proxy_sources": ["127.0.0.0/8"]}]
+    with BrokerProcess(config={"listeners": listeners}) as broker, RawClient(broker.port) as client:
+        client.send(b"PROXY TCP4 192.0.2.7 192.0.2.1 4000 1883\r\n")
+        assert client.connect("c").reason_code == 0x87
+        broker.wait_for_log(re.escape(f"anonymous clients are {reason}"))
