@@ -130,6 +130,7 @@ def test_bridges_of_each_kind_connect_and_the_others_say_why(start_broker: Start
         assert states == set(found)
 
 
+@pytest.mark.normative("3.1.1", "MQTT-7.0.0-1")
 @pytest.mark.parametrize("version", ["5.0", "3.1.1"])
 def test_a_topic_in_both_directions_does_not_loop(start_broker: Start, version: str) -> None:
     there = start_broker()

@@ -123,6 +123,7 @@ def publish(topic: str, qos: int = 0, packet_id: int = 0, **options: Any) -> Pub
     return Publish(topic, options.pop("payload", b"p"), qos, packet_id=packet_id, **options)
 
 
+@pytest.mark.normative("3.1.1", "MQTT-7.0.0-1")
 @pytest.mark.parametrize("version", [4, 5])
 def test_a_qos_2_message_keeps_its_packet_id_in_each_direction(version: int) -> None:
     bridge = Harness(version).run()
