@@ -38,8 +38,7 @@ ENV MQTTBROKER_DATA_DIR=/data \
 USER 1883:1883
 VOLUME /data
 EXPOSE 1883 18083
-HEALTHCHECK --interval=15s --timeout=3s --start-period=30s CMD ["python", "-c", \
-    "import os, urllib.request as r; r.urlopen('http://127.0.0.1:' + os.environ.get('MQTTBROKER_HTTP__PORT', '18083') + '/livez', timeout=2)"]
+HEALTHCHECK --interval=15s --timeout=10s --start-period=30s CMD ["mqttbroker", "healthcheck", "--pid", "1"]
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["mqttbroker"]
 CMD ["serve"]

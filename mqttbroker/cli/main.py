@@ -93,7 +93,7 @@ def _add_serve(commands: Any) -> None:
 
 def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
     """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
-    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, import_command, import_store_command
+    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, healthcheck, import_command, import_store_command
     from mqttbroker.cli.store_commands import add_parsers
 
     parser, commands = _parser()
@@ -112,6 +112,7 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
     consumers_command.add_parser(commands)
     api_commands.add_parsers(commands)
     doctor.add_parser(commands)
+    healthcheck.add_parser(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
     import_command.add_parser(commands)
@@ -161,13 +162,23 @@ def _run(words: List[str]) -> int:
         return _top(words[1:])
     try:
         if words[:1] in (["serve"], ["--version"]):
+            return _serve(_serve_options(words))
+        if words[:1] == ["healthcheck"]:
+            from mqttbroker.cli import healthcheck
+
             parser, commands = _parser()
-            _add_serve(commands)
-            return _serve(parser.parse_args(words))
+            healthcheck.add_parser(commands)
+            return healthcheck.run(parser.parse_args(words), _serve_options)
         return _run_other(words)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+
+
+def _serve_options(words: List[str]) -> argparse.Namespace:
+    parser, commands = _parser()
+    _add_serve(commands)
+    return parser.parse_args(words)
 
 
 def _run_other(words: List[str]) -> int:

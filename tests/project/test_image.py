@@ -80,7 +80,7 @@ def started(python: str) -> str:
     found = {step.instruction: step.text for step in steps()}
     command = json.loads(found["ENTRYPOINT"]) + json.loads(found["CMD"])
     variables = " ".join(re.findall(r"[A-Z0-9_]+=\S+", found["ENV"]))
-    health = json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])
+    health = json.loads(found["HEALTHCHECK"].partition(" CMD ")[2])  # its last word is the process of the container
     programs = Path(python).resolve().parent
     as_user = "setpriv --reuid 12345 --regid 0 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all"
     return textwrap.dedent(f"""
@@ -93,7 +93,7 @@ def started(python: str) -> str:
         ! {as_user} touch /written /etc/written 2>/dev/null
         healthy=no
         for _ in $(seq 100); do
-            if {as_user} {programs}/{health[0]} -c '{health[2].replace("'", '"')}' 2>/dev/null; then healthy=yes; break; fi
+            if env {variables} {as_user} {programs}/{" ".join(health[:-1])} $broker 2>/dev/null; then healthy=yes; break; fi
             sleep 0.2
         done
         test "$healthy" = yes
