@@ -8,8 +8,37 @@ import ssl
 from typing import Any, Final, List, Optional
 
 READ_AT_ONCE: Final = 16_384  # bytes
+LEFT_BYTES: Final = 4_194_304  # of one client that are read after its connection was lost
 
 KEPT: Final = ("ssl_object", "peercert", "worker")  # what is known of a client whose login is not decided yet
+
+
+def unread(transport: Any) -> bytes:
+    """What a client sent before its connection was lost and ``transport`` has not delivered, about `LEFT_BYTES` at most.
+
+    For use in ``connection_lost``: a transport whose write fails reads no more.
+    """
+    if hasattr(transport, "unread"):
+        data: bytes = transport.unread()
+        return data
+    sock = transport.get_extra_info("socket")
+    return b"" if sock is None else read_rest(sock.fileno())
+
+
+def read_rest(descriptor: int) -> bytes:
+    """The bytes that wait in a socket, about `LEFT_BYTES` at most."""
+    pieces: List[bytes] = []
+    size = 0
+    try:
+        while size < LEFT_BYTES:
+            piece = os.read(descriptor, READ_AT_ONCE)
+            if not piece:
+                break
+            pieces.append(piece)
+            size += len(piece)
+    except OSError:  # there are no more, or the connection was reset
+        pass
+    return b"".join(pieces)
 
 
 def last_bytes(transport: Any, descriptor: int) -> Optional[bytes]:

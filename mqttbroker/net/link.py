@@ -63,6 +63,7 @@ class LinkTransport:
         self._incomplete: i64 = 0  # bytes of an incomplete WebSocket frame that the worker has
         self._left: Optional[str] = None  # the reason why nothing follows the held data
         self._closed: Optional[str] = None  # the reason of a close that follows it
+        self._timer: Any = None
 
     # -- from the worker --------------------------------------------------------
 
@@ -160,8 +161,20 @@ class LinkTransport:
         wire = self.wire
         if self._held is None or wire is None or wire.closing:
             self._close()
+        else:
+            self._timer = self.link.call_later(wire.broker.terms.left_client_timeout, self._give_up)
+
+    def _give_up(self) -> None:
+        """What is held was not handled in time."""
+        wire = self.wire
+        if wire is not None:
+            wire.closing = True
+            self._close()
 
     def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.link.outbound.linked_bytes -= self._unsent
         self._unsent = 0
         receiver, reason = self._receiver(), self._closed
@@ -248,6 +261,7 @@ class Link(FrameHandler):
         self.waiting: List[LinkTransport] = []  # those that are not written to because the link is congested
         self.outbound = scheduler.broker.outbound
         self._scheduler = scheduler
+        self.call_later = scheduler.loop.call_later
         self._control = control
         self._on_lost = on_lost
         self.error = ""  # why the link was closed from this side

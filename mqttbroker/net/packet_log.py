@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import Any, List, NamedTuple, Optional
 
+from mqttbroker.net.left_client import unread
 from mqttbroker.net.wire import Wire
 
 log = logging.getLogger("mqttbroker.packets")
@@ -164,6 +165,9 @@ class PacketLog:
             self._transport.feed(data)
         else:
             self.data_received(data)
+
+    def unread(self) -> bytes:
+        return unread(self._transport)
 
     def write(self, data: bytes) -> None:
         self._log_sent(data)

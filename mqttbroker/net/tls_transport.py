@@ -7,11 +7,21 @@ a further record is in the socket such a client goes on reading, and the last re
 
 from __future__ import annotations
 
-from typing import Any, Final, List
+import asyncio
+import os
+import socket
+import ssl
+from typing import Any, Final, List, Optional
 
 from mypy_extensions import i64
 
+from mqttbroker.net.left_client import LEFT_BYTES, read_rest
+
 SEARCHED: Final = 8192  # packets; in a write with more of them, the last one has no record of its own
+SECOND_DESCRIPTORS: Final = 64  # of sockets of clients that are not read at the moment, or were not shortly before
+SECOND_TIME: Final = 1.0  # seconds after which a second descriptor is closed if the client is read
+
+_open: Final = [0]  # second descriptors
 
 
 def last_packet(data: bytes) -> i64:
@@ -64,15 +74,44 @@ def last_frame(data: bytes) -> i64:
     return last if position == size else 0
 
 
+def _second(descriptor: int) -> Optional[socket.socket]:
+    try:
+        sock = socket.socket(fileno=os.dup(descriptor))
+    except OSError:  # no descriptor is left
+        return None
+    _open[0] += 1
+    return sock
+
+
+def _close(second: socket.socket) -> None:
+    second.close()
+    _open[0] -= 1
+
+
+def _give(layer: Any, data: bytes) -> None:
+    """Have uvloop's TLS layer, whose connection is lost, hold bytes of the socket, for its SSLObject."""
+    position = 0
+    while position < len(data):
+        buffer = layer.get_buffer(len(data) - position)
+        size = min(len(buffer), len(data) - position)
+        buffer[:size] = data[position : position + size]
+        layer.buffer_updated(size)
+        position += size
+
+
 class TlsTransport:
     """The ``transport`` of asyncio behind a TLS handshake, as `Wire`, `WebSocket` and a worker use it.
 
-    With ``frames`` they are written as WebSocket frames.
+    With ``frames`` packets are written as WebSocket frames. A client that sends much and resets its connection leaves bytes in
+    its socket. asyncio closes that before `connection_lost`, so a client that is not read has a second descriptor.
     """
 
     def __init__(self, transport: Any, frames: bool) -> None:
         self._transport = transport
         self._frames = frames
+        self._reading = True
+        self._timed = False  # `_timed_out` will be called
+        self._second: Optional[socket.socket] = None  # the socket again, which asyncio closes before it tells
 
     def write(self, data: bytes) -> None:
         start = self._last(data)
@@ -92,6 +131,28 @@ class TlsTransport:
     def _last(self, data: bytes) -> i64:
         return last_frame(data) if self._frames else last_packet(data)
 
+    def unread(self) -> bytes:
+        """As `left_client.unread`: what is not decrypted, and what is in the socket if this has a second descriptor."""
+        second, self._second = self._second, None
+        if second is not None:
+            layer = self._transport.get_extra_info("uvloop.sslproto")
+            if layer is not None:
+                _give(layer, read_rest(second.fileno()))
+            _close(second)
+        tls = self._transport.get_extra_info("ssl_object")
+        pieces: List[bytes] = []
+        size = 0
+        try:
+            while size < LEFT_BYTES:
+                piece = tls.read(LEFT_BYTES)
+                if not piece:
+                    break
+                pieces.append(piece)
+                size += len(piece)
+        except ssl.SSLError:  # there is no whole record
+            pass
+        return b"".join(pieces)
+
     def get_write_buffer_size(self) -> int:
         size: int = self._transport.get_write_buffer_size()
         return size
@@ -100,15 +161,36 @@ class TlsTransport:
         return False
 
     def pause_reading(self) -> None:
+        self._reading = False
         self._transport.pause_reading()
+        if self._second is None and _open[0] < SECOND_DESCRIPTORS:
+            sock = self._transport.get_extra_info("socket")
+            if sock is not None:
+                self._second = _second(sock.fileno())
 
     def resume_reading(self) -> None:
+        self._reading = True
         self._transport.resume_reading()
+        if self._second is not None and not self._timed:
+            self._timed = True
+            asyncio.get_running_loop().call_later(SECOND_TIME, self._timed_out)
+
+    def _timed_out(self) -> None:
+        self._timed = False
+        if self._reading:
+            self._forget()
+
+    def _forget(self) -> None:
+        second, self._second = self._second, None
+        if second is not None:
+            _close(second)
 
     def close(self) -> None:
+        self._forget()
         self._transport.close()
 
     def abort(self) -> None:
+        self._forget()
         self._transport.abort()
 
     def set_protocol(self, protocol: Any) -> None:

@@ -22,6 +22,7 @@ from websockets.typing import Origin, Subprotocol
 
 from mqttbroker import build_kind
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR
+from mqttbroker.net.left_client import unread
 from mqttbroker.net.websocket_frames import FrameReader, PacketFrames
 from mqttbroker.net.wire import CLOSE_TIMEOUT
 
@@ -162,8 +163,14 @@ class WebSocket:
             self._timer.cancel()
         if self._request is not None:
             self._owner.websocket_failed()
-        while self._reader.unread:  # one read at most
+        rest = unread(self._transport)
+        if rest and self._request is None and self._receiving:
+            self._reader.feed(rest)
+        while self._reader.unread:
             self._read_some_frames()
+        if self._counted:
+            counted, self._counted = self._counted, 0
+            self._owner.hold_before(-counted)
         self._lost = True
         self._receiver.connection_lost(error)
         # No reference cycle may remain. The library's generator and the tracebacks of its errors refer to it.

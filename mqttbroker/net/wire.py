@@ -9,7 +9,6 @@ to a native class. Its transport is that of a socket or a `WebSocket`.
 from __future__ import annotations
 
 import logging
-import os
 import select
 import time
 from collections import deque
@@ -23,7 +22,7 @@ from mqttbroker.core.deadline import STOPPED
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
-from mqttbroker.net.left_client import LeftClient, is_drained, last_bytes
+from mqttbroker.net.left_client import LeftClient, is_drained, last_bytes, unread
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import EntryQuery, Page
@@ -67,20 +66,6 @@ def has_peer_left(descriptor: int) -> bool:
 def is_finished(descriptor: int) -> bool:
     """Whether the peer of a socket has closed its side, and all that it sent is read; false where the system cannot tell."""
     return has_peer_left(descriptor) and is_drained(descriptor)
-
-
-def unread(transport: Any) -> bytes:
-    """Bytes, `READ_SLICE` at most, that a client sent before its connection was lost, for use in `connection_lost`.
-
-    A transport whose write fails has not read them. Empty with TLS and WebSocket, whose transports cannot write EOF.
-    """
-    sock = transport.get_extra_info("socket")
-    if sock is None or not transport.can_write_eof():
-        return b""
-    try:
-        return os.read(sock.fileno(), READ_SLICE)
-    except OSError:
-        return b""
 
 
 class FlushScheduler:
@@ -524,13 +509,13 @@ class Wire:
 
     def connection_lost(self, error: Any) -> None:
         reason = f"connection lost: {error}" if error else "closed by the client"
+        if not self.closing and (error is not None or self.endpoint.secure):
+            self._take_unread()
         if not self.closing and (self.left or self._has_rest()):
             self.left = self.left or reason
             self.transport = LeftClient(self, self.transport, error, self.broker.terms.left_client_timeout)
             self.connection.request_flush()
             return
-        if error is not None and not self.closing:
-            self._receive_unread()
         self.closing = True
         if self.endpoint.secure:
             self.broker.outbound.secure_connections -= 1
@@ -579,17 +564,20 @@ class Wire:
         """Whether something is received and not handled."""
         return len(self._unhandled) > 0 or not self.reader.between_packets or self.reader.held_before > 0
 
-    def _receive_unread(self) -> None:
-        """Handle what the client sent before it reset the connection, such as DISCONNECT [MQTT-3.14.4-3]."""
-        if self.reading_paused or self._unhandled or not self.accepted:
+    def _take_unread(self) -> None:
+        """Take what the client sent before its connection was lost, such as DISCONNECT [MQTT-3.14.4-3].
+
+        It is handled in turns. A publisher that waits for slow subscribers has no more read.
+        """
+        if self.connection.paused_by is not None or not (self.accepted or self.connection.state == CONNECTING):
             return
         data = unread(self.transport)
         if not data:
             return
-        if self.traced:
-            self.transport.trace_received(data)
-        self.closing = True  # nothing can be written, nor its reading paused
-        self._handle(data, 0, len(data), self.endpoint.scheduler.update_clock())
+        self.reading_paused = True
+        self._feed(data)
+        if self._unhandled:
+            self._count_unhandled()
 
     def abort_if_client_left(self) -> bool:
         """Whether the client has given up its CONNECT, which waits for an answer; if so, close the connection.

@@ -30,7 +30,7 @@ from mqttbroker.net.link_frames import (
     data_prefix,
     number_bytes,
 )
-from mqttbroker.net.wire import unread
+from mqttbroker.net.left_client import unread
 
 LINK_BUFFER: Final = 1_048_576  # bytes that the broker has not read, before no client is read any more
 FRAMES_AT_ONCE: Final = 1 << 30
@@ -74,26 +74,29 @@ class LinkedClient:
         if size <= LARGEST_DATA:
             link.send_data(self._prefix, data)
         else:  # a long WebSocket message
-            start: i64 = 0
-            while start < size:
-                link.send_data(self._prefix, data[start : start + LARGEST_DATA])
-                start += LARGEST_DATA
+            self._send(data)
         if not self._reading_paused and (self._not_taken > WINDOW or link.congested):
             self._reading_paused = True
             self._transport.pause_reading()
             if self._not_taken <= WINDOW:
                 link.waiting.append(self)
 
+    def _send(self, data: bytes) -> None:
+        size: i64 = len(data)
+        start: i64 = 0
+        while start < size:
+            self._link.send_data(self._prefix, data[start : start + LARGEST_DATA])
+            start += LARGEST_DATA
+
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Any) -> None:
-        data = unread(self._transport) if error is not None and not self._reading_paused else b""
+        rest = unread(self._transport)
         self._transport = None
         link = self._link
         if link.clients.pop(self._number, None) is not None:
-            if data:
-                link.send_data(self._prefix, data)
+            self._send(rest)
             link.send(CLOSED, self._number, str(error or "").encode())
 
     def pause_writing(self) -> None:

@@ -14,6 +14,7 @@ from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, SERVER_UNAVAILABLE, to
 from mqttbroker.core.deadline import Deadline
 from mqttbroker.core.networks import Networks
 from mqttbroker.net.abuse_limits import HalfOpen
+from mqttbroker.net.left_client import unread
 from mqttbroker.net.link_frames import JOINED
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer
@@ -205,6 +206,7 @@ class HeldClient:
 
     def connection_lost(self, error: Any) -> None:
         self._closing = True
+        unread(self._transport)
         self._transport = None
         self._stop_waiting()
         self._held.remove(self, self._listener)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import socket
 import ssl
+import struct
+import termios
 from typing import Any
 
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
+from support.core import wait_until
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 from websockets.frames import CloseCode, Opcode
 
@@ -30,6 +34,24 @@ def open_client(broker: BrokerProcess, kind: str, version: int = 5) -> StreamCli
         context.verify_mode = ssl.CERT_NONE
         sock = context.wrap_socket(sock)
     return StreamClient(WebSocketStream(sock) if kind in ("ws", "wss") else sock, version)
+
+
+def raw_socket(client: StreamClient) -> Any:
+    """The socket below TLS and WebSocket."""
+    return client.socket.socket if isinstance(client.socket, WebSocketStream) else client.socket
+
+
+def wait_until_sent(client: StreamClient) -> None:
+    """Until the broker's kernel has all that was sent: a reset discards the rest at the sender."""
+    sock = raw_socket(client)
+    wait_until(lambda: struct.unpack("i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0] == 0)
+
+
+def reset(client: StreamClient) -> None:
+    """Close the socket as one that has bytes unread."""
+    wait_until_sent(client)
+    raw_socket(client).setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
 
 
 def leave(client: StreamClient, how: str) -> None:

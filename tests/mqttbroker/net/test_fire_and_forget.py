@@ -17,13 +17,14 @@ from support.callback_server import CallbackServer
 from support.certificates import CertificateFiles
 from support.core import wait_until
 from support.key_server import KeyServer
-from support.leaving_client import KINDS, LEAVES, all_listeners, leave, open_client
+from support.leaving_client import KINDS, LEAVES, all_listeners, leave, open_client, reset
 from support.metric_samples import samples
 from support.raw_client import RawClient
 from support.tokens import jwk, key_set, token
 
 from mqttbroker.auth.passwords import hash_password
 from mqttbroker.codec.packets import Connack, Connect, Disconnect, Publish, Will
+from mqttbroker.net.link import WINDOW
 
 COUNT = 10
 WORKERS = pytest.mark.parametrize("workers", [0, 2], ids=["no worker", "workers"])
@@ -187,6 +188,29 @@ def test_packets_in_two_reads_and_a_part_of_a_packet(broker: BrokerProcess, serv
         assert (will.topic, will.payload) == ("wills", name.encode())
 
 
+@pytest.mark.parametrize(("kind", "version", "qos"), list(itertools.product(KINDS, (4, 5), (0, 1))))
+def test_what_the_kernel_has_of_a_client_that_reset_its_connection(
+    broker: BrokerProcess, server: CallbackServer, kind: str, version: int, qos: int
+) -> None:
+    # Beside what is read, as much as fits into the socket of a client that is not read.
+    size = WINDOW + 30_000 if worker_pids(broker.pid) else 50_000
+    message = Publish("reset", bytes(200), qos, False, False, 1 if qos else 0).encode(version)
+    count = size // len(message)
+    name = f"reset-{kind}-{version}-{qos}"
+    before = samples(broker.get("/metrics"))["mqttbroker_publish_received_total"]
+    with login_held(server, broker):
+        client = open_client(broker, kind, version)
+        asked = len(server.requests)
+        client.send(Connect(name, version, username=HELD, password=b"x", will=Will("wills", b"", 1, False)))
+        wait_until(lambda: len(server.requests) > asked)
+        for _ in range(count):
+            client.send(message)
+        client.send(Disconnect())
+        reset(client)
+    broker.wait_for_log(f"event=disconnected client={name} .*reason=DISCONNECT ")
+    assert samples(broker.get("/metrics"))["mqttbroker_publish_received_total"] - before == count
+
+
 # --- other reasons to wait ------------------------------------------------------------------------------------------
 
 
@@ -294,5 +318,12 @@ def test_what_waits_is_dropped_after_a_time(start_broker: Start, tmp_path: Path,
         for kind in KINDS:
             fire(broker, kind, "goodbye", f"late-{kind}", 5, 1, username=HELD, password=b"x")
             broker.wait_for_log(f"event=refused client=late-{kind} ")
+            client = open_client(broker, kind)
+            client.send(Connect(f"much-{kind}", 5, username=HELD, password=b"x"))
+            for _ in range(10):  # the first of them waits in the wire, the others in front of it
+                client.send(Publish("late", bytes(20_000), 0, False, False, 0))
+            leave(client, "goodbye")
+            broker.wait_for_log(f"event=refused client=much-{kind} ")
+        wait_until(lambda: samples(broker.get("/metrics"))["mqttbroker_memory_part_bytes/incomplete"] == 0)
     finally:
         server.release.set()

@@ -11,7 +11,7 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.core import Core
-from support.leaving_client import KINDS, all_listeners, open_client
+from support.leaving_client import KINDS, all_listeners, open_client, wait_until_sent
 from support.manual_loop import Loop, Transport
 from support.metric_samples import samples
 from support.stream_client import WebSocketStream
@@ -20,7 +20,7 @@ from websockets.frames import CloseCode, Opcode
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Publish, Subscribe, Subscription, Will
 from mqttbroker.codec.properties import Properties
-from mqttbroker.net.left_client import LeftClient
+from mqttbroker.net.left_client import LEFT_BYTES, READ_AT_ONCE, LeftClient, read_rest
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import READ_SLICE, Endpoint, FlushScheduler, Wire
@@ -57,6 +57,32 @@ def test_all_of_a_burst_counts_although_the_client_closes_at_once(broker: Broker
     client.close()
     broker.wait_for_log(f"event=disconnected client={name} .*reason=DISCONNECT")
     assert samples(broker.get("/metrics"))["mqttbroker_publish_received_total"] - before == MESSAGES
+
+
+@pytest.mark.parametrize("qos", [0, 1])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_megabyte_counts_although_its_client_left_messages_unread(broker: BrokerProcess, kind: str, qos: int) -> None:
+    name = f"megabyte-{kind}-{qos}"
+    before = samples(broker.get("/metrics"))["mqttbroker_publish_received_total"]
+    client = open_client(broker, kind)
+    assert client.connect(name, will=Will("wills", b"", 0, False)).reason_code == 0
+    client.subscribe(name, options=0)
+    client.send(Publish(name, b"unread", 0, False, False, 0))
+    message = Publish("left", bytes(330), qos, False, False, 1 if qos else 0).encode(5)
+    for _ in range(MESSAGES // 50):
+        client.send(message * 50)
+    client.send(Disconnect())
+    wait_until_sent(client)
+    client.close()  # the kernel resets the connection
+    broker.wait_for_log(f"event=disconnected client={name} .*reason=DISCONNECT")
+    assert samples(broker.get("/metrics"))["mqttbroker_publish_received_total"] - before == MESSAGES + 1
+
+
+def test_the_rest_that_is_read_is_bounded(tmp_path: Path) -> None:
+    file = tmp_path / "much"
+    file.write_bytes(bytes(2 * LEFT_BYTES))
+    with file.open("rb") as opened:
+        assert LEFT_BYTES <= len(read_rest(opened.fileno())) < LEFT_BYTES + READ_AT_ONCE
 
 
 # --- wires ----------------------------------------------------------------------------------------------------------
