@@ -104,8 +104,11 @@ class ClusterNode:
         tasks: List[asyncio.Task[None]] = []
         try:
             self._open_http()
-            for listener in self.settings.listeners:
-                await self._open_listener(listener)
+            for index, listener in enumerate(self.settings.listeners):
+                try:
+                    await self._open_listener(listener)
+                except FileProblem as error:
+                    raise ConfigError([f"listeners.{index}: {error}"]) from None
             for address in self.passed.close():
                 log.info("event=passed_socket_closed address=%s", address)
             tasks += self._periodic_tasks()

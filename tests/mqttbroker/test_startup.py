@@ -18,12 +18,14 @@ from support.raw_client import RawClient
 from support.spark_session import python_path
 
 TLS = '[[listeners]]\ntype = "tls"\nport = 0\ncertfile = "none.pem"\nkeyfile = "none.key"\n'
+NODE = 'http.port = 0\n[cluster]\nengine = "kafka"\nbootstrap_servers = ["127.0.0.1:9"]\n'  # of a cluster
 # A configuration, and the line behind the name of the file.
 MISTAKES = [
     ('\nacl_file = "none.acl"\n', r":2: acl_file: none\.acl: cannot be read: No such file or directory"),
     ('password_file = "none"\n', r":1: password_file: none: cannot be read: No such file or directory"),
     (f"\n{TLS}", r":5: listeners\.0: certfile none\.pem: No such file or directory"),
     ('[[listeners]]\nport = 0\n' + TLS, r":6: listeners\.1: certfile none\.pem: No such file or directory"),
+    (NODE + TLS, r":8: listeners\.0: certfile none\.pem: No such file or directory"),
     ('http.port = 0\nhttp.certfile = "none.pem"\nhttp.keyfile = "none.key"\n', r":2: http: certfile none\.pem: No such file or directory"),
     ('log.to = ["file"]\nlog.file = "none/log"\n', r":2: log\.file: none/log: No such file or directory"),
 ]
