@@ -16,6 +16,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from bridge_spark.log.columns import STORED_TYPES
+from bridge_spark.log.incarnation import Incarnation
 from bridge_spark.log.kafka_record import (
     CLIENT_ID,
     QOS,
@@ -44,6 +45,8 @@ from bridge_spark.source.storage import (
 try:
     from aiokafka import AIOKafkaConsumer, TopicPartition
     from aiokafka.errors import KafkaError, OffsetOutOfRangeError
+
+    from bridge_spark.log.kafka_topic_id import topic_id
 except ImportError:  # pragma: no cover
     AIOKafkaConsumer = None
 
@@ -90,7 +93,7 @@ class KafkaStorage:
 
     def manifest(self) -> Manifest:
         begins, ends = self._retried(self._ends)
-        manifest: Manifest = {}
+        manifest = Manifest((), Incarnation(self._retried(self._topic_id)))
         for place in sorted(ends):
             begin, end = begins[place], max(begins[place], ends[place])
             segments = (Segment(FILE, begin, end, (end - begin) * ROW_BYTES),) if end > begin else ()
@@ -169,6 +172,10 @@ class KafkaStorage:
     async def _ends(self) -> tuple[dict[TopicPartition, int], dict[TopicPartition, int]]:
         consumer = await self._connected()
         return await consumer.beginning_offsets(self._partitions), await consumer.end_offsets(self._partitions)
+
+    async def _topic_id(self) -> str:
+        consumer = await self._connected()
+        return await topic_id(consumer._client, self._topic)
 
     async def _offsets_for_times(self, milliseconds: int) -> dict[TopicPartition, Any]:
         consumer = await self._connected()

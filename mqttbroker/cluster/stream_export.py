@@ -20,7 +20,9 @@ from aiokafka.errors import KafkaError
 
 from bridge_spark.log.files import replace_file, sync_directory, write_all
 from bridge_spark.log.high_watermark import WATERMARK_FILE, Watermark, encode_watermark
+from bridge_spark.log.incarnation import Earlier, Incarnation, write_incarnation
 from bridge_spark.log.kafka_record import RecordError, fields_of, stream_topic
+from bridge_spark.log.kafka_topic_id import topic_id
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_config import FORMAT_WITHOUT_ARCHIVE, can_seal
 from bridge_spark.log.stream_files import DESCRIPTION_FILE
@@ -130,6 +132,9 @@ class StreamExport:
             bounds = await self._bounds(consumer, [*places, *positions])
             for name, count in self._partitions.items():
                 self._describe(self._configured[name])
+                await self._remember_topic(consumer, name, [
+                    bounds[TopicPartition(stream_topic(self._id, name), number)].end for number in range(count)
+                ])
                 for number in range(count):
                     place = TopicPartition(stream_topic(self._id, name), number)
                     await self._copy(consumer, self._configured[name], place, bounds[place])
@@ -281,6 +286,12 @@ class StreamExport:
             "format_version": FORMAT_WITHOUT_ARCHIVE,
         }  # fmt: skip
         replace_file(directory / DESCRIPTION_FILE, (json.dumps(description, indent=2) + "\n").encode())
+
+    async def _remember_topic(self, consumer: AIOKafkaConsumer, name: str, ends: List[int]) -> None:
+        """Let readers of the topic go on in the directory, with the offsets that they have reached."""
+        known = await self._kafka(topic_id(consumer._client, stream_topic(self._id, name)))
+        if known:
+            write_incarnation(self._directory / name, Incarnation("", (Earlier(known, tuple(ends)),)))
 
     def _consumer(self, isolation: str) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(

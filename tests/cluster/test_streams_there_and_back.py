@@ -17,6 +17,7 @@ from support.properties import properties_of
 from support.raw_client import RawClient
 
 from bridge_spark.datasource import MqttDataSource, MqttStreamReader
+from bridge_spark.source.storage import StreamError
 from mqttbroker.codec.packets import Puback, Publish
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.one_build, pytest.mark.slow("starts nodes and three Kafka brokers")]
@@ -97,6 +98,7 @@ def test_streams_go_there_and_back(tmp_path: Path) -> None:
     before = rows(path=str(tmp_path / "single"))
     checkpoint = {"0": 0, "1": 0}
     assert query(checkpoint, path=str(tmp_path / "single")) == [*SINGLE]
+    (single_id,) = (key.partition("=")[2] for key in checkpoint if key.startswith("incarnation="))
     assert numbers(before) == [*SINGLE]
     cluster = ClusterNodes(shared_kafka(), 2, 2, CONFIG)
     of_kafka = {"kafka.bootstrap.servers": ",".join(cluster.kafka.bootstrap), "clusterId": cluster.id}
@@ -120,7 +122,9 @@ def test_streams_go_there_and_back(tmp_path: Path) -> None:
             assert time.monotonic() < until
         assert [row for row in copied if int(row["payload"]) < CLUSTER.start] == before
         assert numbers(copied) == [*range(CLUSTER.stop)]
-        assert query(checkpoint, **of_kafka) == [*CLUSTER]
+        with pytest.raises(StreamError, match=f"the checkpoint is of its incarnation '{single_id}'"):
+            query(dict(checkpoint), **of_kafka)
+        assert query(checkpoint, **of_kafka, acceptIncarnation=single_id) == [*CLUSTER]
         publish(cluster.ports[1], UNCOPIED)
         for node in cluster.nodes:
             node.kill()  # cores may not have copied everything, and leave a transaction open

@@ -48,6 +48,19 @@ class KafkaCluster(LocalKafka):
         for partition in range(partitions):
             await self.leader(name, partition)
 
+    async def delete_topic(self, name: str) -> None:
+        """Delete a topic, and wait until no broker knows it."""
+        admin = AIOKafkaAdminClient(bootstrap_servers=self.bootstrap)
+        await admin.start()
+        try:
+            await admin.delete_topics([name])
+            until = time.monotonic() + START_S
+            while name in await admin.list_topics():
+                assert time.monotonic() < until
+                await asyncio.sleep(0.05)
+        finally:
+            await admin.close()
+
     async def leader(self, topic: str, partition: int, other_than: int = 0) -> int:
         """The number of the broker that leads a partition, once it is another than ``other_than``."""
         return int((await self._state(topic, partition, lambda one: one["leader"] not in (-1, other_than)))["leader"])

@@ -23,8 +23,16 @@ class Topic:
         self.kafka = kafka
         self._stream = Stream(name="sensors", filters=("#",), partitions=2, compact=compact)
         self.cluster = f"t{uuid.uuid4().hex[:8]}"
+        self._create()
+
+    def _create(self) -> None:
         settings = {"retention.ms": "-1"}  # the records of tests are old
-        asyncio.run(kafka.create_topic(self.name, 2, **settings))
+        asyncio.run(self.kafka.create_topic(self.name, 2, **settings))
+
+    def create_again(self) -> None:
+        """Delete the topic with its records, and create it."""
+        asyncio.run(self.kafka.delete_topic(self.name))
+        self._create()
 
     @property
     def name(self) -> str:

@@ -107,6 +107,26 @@ def test_a_streaming_read_with_a_limit_ends_where_the_next_begins(topic: Topic) 
         reader.latestOffset({"0": 1000, "1": 0}, reader.getDefaultReadLimit())
 
 
+def test_a_topic_that_was_created_again_is_another_stream(topic: Topic) -> None:
+    topic.append(0, [message(number) for number in range(5)])
+    reader = topic.stream_reader(startingOffsets="earliest")
+    checkpoint = reader.latestOffset(reader.initialOffset(), reader.getDefaultReadLimit())
+    reader.stop()
+    again = topic.stream_reader()
+    assert again.latestOffset(checkpoint, again.getDefaultReadLimit()) == checkpoint
+    again.stop()
+    (former,) = (key.partition("=")[2] for key in checkpoint if key.startswith("incarnation="))
+    topic.create_again()
+    topic.append(0, [message(number) for number in range(9)])
+    reader = topic.stream_reader()
+    with pytest.raises(StreamError, match=f"'sensors': the checkpoint is of its incarnation '{former}', not of '[0-9a-f]{{32}}'"):
+        reader.latestOffset(checkpoint, reader.getDefaultReadLimit())
+    reader.stop()
+    accepting = topic.stream_reader(acceptIncarnation=former)
+    assert accepting.latestOffset(checkpoint, accepting.getDefaultReadLimit())["0"] == 10
+    accepting.stop()
+
+
 def test_wrong_names_and_addresses_are_one_line(topic: Topic, kafka: KafkaCluster) -> None:
     with pytest.raises(UnknownStream, match=r"has no topic '\w+\.stream\.other' \(the cluster '\w+' has the streams sensors\)"):
         MqttDataSource(topic.options(stream="other"))
