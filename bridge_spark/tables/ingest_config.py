@@ -46,8 +46,11 @@ _DEFAULT_SCHEMA = {
     "raw": "",
 }
 _SPARK_PARSES = ("json", "csv")
-_COLUMN = re.compile(r"([a-z_]+)(?:\s+as\s+(\w+))?", re.IGNORECASE)
-_FIELD = re.compile(r"(.+?)(?:\s+as\s+(\w+))?", re.IGNORECASE)
+_QUOTED = r"`(?:[^`]|``)+`"  # a name with any characters, as in SQL
+_ALIAS = rf"(?:\s+as\s+(\w+|{_QUOTED}))?"
+_COLUMN = re.compile(rf"([a-z_]+){_ALIAS}", re.IGNORECASE)
+_FIELD = re.compile(rf"((?:{_QUOTED}|[^`.]+?)(?:\.(?:{_QUOTED}|[^`.]+?))*){_ALIAS}", re.IGNORECASE)
+_PART = re.compile(rf"{_QUOTED}|[^`.]+")
 _SOURCE_KEYS = {
     "path": "path",
     "url": "url",
@@ -421,10 +424,14 @@ def _columns(section: Section, kind: str) -> tuple[tuple[str, str], ...]:
         if match is None or match[1] not in MESSAGE_COLUMNS:
             raise section.error("columns", f"{item!r} is not \"COLUMN\" or \"COLUMN as NAME\" of "
                                            f"{', '.join(MESSAGE_COLUMNS)}")
-        columns.append((match[1], match[2] or match[1]))
+        columns.append((match[1], _unquoted(match[2] or match[1])))
     if len({alias.lower() for _, alias in columns}) < len(columns):
         raise section.error("columns", "two columns have the same name")
     return tuple(columns)
+
+
+def _unquoted(name: str) -> str:
+    return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
 def _fields(section: Section) -> Optional[tuple[tuple[tuple[str, ...], str], ...]]:
@@ -433,10 +440,11 @@ def _fields(section: Section) -> Optional[tuple[tuple[tuple[str, ...], str], ...
     fields = []
     for item in section.list_of_texts("fields", []):
         match = _FIELD.fullmatch(item.strip())
-        path = tuple(match[1].split(".")) if match is not None else ()
-        if match is None or not all(path):
-            raise section.error("fields", f"{item!r} is not \"FIELD\" or \"FIELD.FIELD as NAME\"")
-        fields.append((path, match[2] or path[-1]))
+        if match is None:
+            raise section.error("fields", f"{item!r} is not \"FIELD\" or \"FIELD.FIELD as NAME\"; a name with a dot is in "
+                                          f"backticks: \"`A.B` as NAME\"")
+        path = tuple(_unquoted(part) for part in _PART.findall(match[1]))
+        fields.append((path, path[-1] if match[2] is None else _unquoted(match[2])))
     if not fields:
         raise section.error("fields", "is empty: leave it out for all fields of the schema")
     return tuple(fields)

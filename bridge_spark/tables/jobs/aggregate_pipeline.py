@@ -19,6 +19,7 @@ from bridge_spark.tables.jobs.query_job import BatchContext, QueryJob
 from bridge_spark.tables.jobs.staged_files import stage_counted
 from bridge_spark.tables.output.batch_table import BatchTable, Marker
 from bridge_spark.tables.output.table_format import open_table
+from bridge_spark.tables.rows.column_names import quoted
 from bridge_spark.tables.rows.message_rows import EVENT_TIME, MessageRows
 from bridge_spark.tables.rows.payloads import REASON
 
@@ -58,8 +59,8 @@ class AggregatePipeline:
         measures = [measure for name in self._aggregate.values for measure in self._measures(timed, name)]
         return timed.groupBy(window, *groups).agg(F.count(F.lit(1)).alias("count"), *measures).select(
             F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end"),
-            *[F.col(f"`{name}`") for name in self._aggregate.group_by], "count",
-            *[F.col(f"`{name}_{kind}`") for name in self._aggregate.values for kind in ("mean", "min", "max", "last")])
+            *[F.col(quoted(name)) for name in self._aggregate.group_by], "count",
+            *[F.col(quoted(f"{name}_{kind}")) for name in self._aggregate.values for kind in ("mean", "min", "max", "last")])
 
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         return self._output.committed(batch, checkpoint)

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -134,15 +134,19 @@ class SyncedFile(io.FileIO):
 
 @dataclass(frozen=True)
 class DataFileWriter:
-    """Writes rows to new files whose names begin with ``prefix``; columns get the types of ``schema``."""
+    """Writes rows to new files whose names begin with ``prefix``; columns get the types of ``schema``.
+
+    ``names`` are those of the rows' columns in their order, if Spark has others for them.
+    """
 
     storage: Storage
     schema: Any
     prefix: str
+    names: Sequence[str] = ()
 
     def write(self, batches: Iterable[Any]) -> Iterator[DataFile]:
         """Write Arrow record batches; yield each file when it is stored."""
-        groups = _row_groups(batches, self.schema)
+        groups = _row_groups(self._named(batches), self.schema)
         group = next(groups, None)
         while group is not None:
             rows = 0
@@ -159,6 +163,9 @@ class DataFileWriter:
             writer.writer.metadata.write_metadata_file(footer)
             content = sink.getvalue()
             yield DataFile(self._store(content), rows, content.size, footer.getvalue().to_pybytes(), sorted(nan))
+
+    def _named(self, batches: Iterable[Any]) -> Iterable[Any]:
+        return (batch.rename_columns(list(self.names)) for batch in batches) if self.names else batches
 
     def _store(self, content: Any) -> str:
         """Store a file under a new name; again if the storage fails, as pyarrow does not repeat each request."""
@@ -182,7 +189,9 @@ class DataFileWriter:
 
 def write_rows(rows: DataFrame, writer: DataFileWriter) -> StagedFiles:
     """Let the executors write the rows."""
-    written = rows.mapInArrow(writer, _COLUMNS).collect()
+    # mapInArrow takes a dot in a column's name for a field of a struct.
+    numbered = rows.toDF(*map(str, range(len(rows.columns))))
+    written = numbered.mapInArrow(replace(writer, names=tuple(rows.columns)), _COLUMNS).collect()
     return StagedFiles([DataFile(row.name, row.rows, row.size, bytes(row.footer), row.nan) for row in written], writer.storage)
 
 

@@ -26,6 +26,7 @@ from pyspark.sql.types import (
 from bridge_spark.log.columns import SCHEMA_DDL
 from bridge_spark.tables.ingest_config import PayloadConfig
 from bridge_spark.tables.recorded_columns import RESERVED_COLUMNS
+from bridge_spark.tables.rows.column_names import quoted
 
 PARSED = "value"
 REASON = "reason"
@@ -165,4 +166,4 @@ def _not_finite(value: Column, kind: DataType) -> Optional[Column]:
 
 
 def _field(*path: str) -> Column:
-    return F.col(".".join([PARSED, *("`" + name.replace("`", "``") + "`" for name in path)]))
+    return F.col(quoted(PARSED, *path))
