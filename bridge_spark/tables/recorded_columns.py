@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 COLUMNS_FILE = "ingest.json"  # in the checkpoint of the table's query
 RANGE_PREFIX = "range="  # of the names of ranges that `--backfill` wrote
-RESERVED_COLUMNS = ("batches", "range")  # readers make columns of directory names such as `batches=0`
+RESERVED_COLUMNS = ("range",)  # readers make columns of directory names such as `range=0_9`
 
 
 class ColumnChange(Exception):

@@ -23,6 +23,7 @@ from support.processes import children, command_line
 from support.spark_session import python_path
 
 from bridge_spark.source.offsets import from_json
+from bridge_spark.tables.output.parquet_table import marker_file
 
 ERRORS = ("mqttbroker ingest:", "kafka_query:")  # an error line of a driver begins with one of them
 LOOK = 0.002  # seconds between polls of the files
@@ -96,10 +97,9 @@ class TableFiles:
 
     def published(self, batch: int) -> bool:
         with suppress(FileNotFoundError):
-            newest = max(
-                self.output.glob("batches=*"), key=lambda place: int(place.name.partition("=")[2]), default=None
-            )
-            return newest is not None and bool(json.loads((newest / "_batches.json").read_bytes())["batch"] >= batch)
+            newest = json.loads(marker_file(self.output).read_bytes())
+            there = all((self.output / name).exists() for name in newest["files"])
+            return bool(newest["batch"] - (not there) >= batch)
         return False
 
     def visible(self) -> int:

@@ -57,10 +57,12 @@ class AggregatePipeline:
                   for name in self._aggregate.group_by]
         window = F.window(EVENT_TIME, f"{self._aggregate.window} seconds")
         measures = [measure for name in self._aggregate.values for measure in self._measures(timed, name)]
-        return timed.groupBy(window, *groups).agg(F.count(F.lit(1)).alias("count"), *measures).select(
+        rows = timed.groupBy(window, *groups).agg(F.count(F.lit(1)).alias("count"), *measures).select(
             F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end"),
             *[F.col(quoted(name)) for name in self._aggregate.group_by], "count",
             *[F.col(quoted(f"{name}_{kind}")) for name in self._aggregate.values for kind in ("mean", "min", "max", "last")])
+        self._output.create(rows.sparkSession, rows.schema)
+        return rows
 
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
         return self._output.committed(batch, checkpoint)

@@ -20,8 +20,9 @@ from bridge_spark.tables.jobs.query_job import BatchContext, QueryJob
 from bridge_spark.tables.jobs.staged_files import check_staged, stage_counted
 from bridge_spark.tables.output.batch_table import BatchTable, Marker, Staged
 from bridge_spark.tables.output.table_format import open_dead_letters, open_table
+from bridge_spark.tables.recorded_columns import COLUMNS_FILE, added_columns
 from bridge_spark.tables.rows.message_rows import MessageRows
-from bridge_spark.tables.rows.payloads import dead_letters
+from bridge_spark.tables.rows.payloads import dead_letter_schema, dead_letters
 
 
 def table_job(table: TableConfig, spark: SparkSession, where: str) -> QueryJob:
@@ -44,6 +45,9 @@ class TablePipeline:
 
     def stream(self, checkpoint: Checkpoint) -> DataFrame:
         found = self._rows.parse(self._rows.stream(checkpoint))
+        added = added_columns(checkpoint.path / COLUMNS_FILE)
+        self._good.create(found.sparkSession, self._rows.table_rows(found, added).schema)
+        self._bad.create(found.sparkSession, dead_letter_schema())
         return self._rows.deduplicated(found) if self._deduplicates else found
 
     def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:

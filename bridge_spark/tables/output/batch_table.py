@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional, Protocol, TypeVar
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 Marker = dict[str, Any]
 """The commit marker of a batch, a JSON object; "checkpoint" is the id of the checkpoint that the batch comes from."""
@@ -55,6 +56,9 @@ class BatchTable(Protocol[S]):
 
     def clean(self) -> None:
         """Remove files that no reader can be using.  The next run removes the rest."""
+
+    def create(self, spark: SparkSession, schema: StructType) -> None:
+        """Let readers find the table with these columns, without rows, where the format has such tables."""
 
     def has_batches(self) -> bool:
         """Whether any batch was published."""

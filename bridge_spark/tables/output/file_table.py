@@ -18,7 +18,8 @@ from bridge_spark.tables.output.data_files import (
 from bridge_spark.tables.output.library_errors import library_errors, warn
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 
 class FileTable(ABC):
@@ -35,6 +36,9 @@ class FileTable(ABC):
 
     def clean(self) -> None:
         """Nothing to do: each batch removes the files that it does not publish."""
+
+    def create(self, spark: SparkSession, schema: StructType) -> None:
+        """Nothing to do: the first batch makes the table."""
 
     def stage(self, rows: DataFrame, batch: int) -> StagedFiles:
         return self.stage_named(rows, batch_prefix(batch))

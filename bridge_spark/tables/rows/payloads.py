@@ -134,6 +134,13 @@ def table_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> D
         *(column.alias(name) for name, column in table_columns(config, schema)))
 
 
+def dead_letter_schema() -> StructType:
+    """The columns of `dead_letters`.  Needs a Spark session."""
+    known = StructType.fromDDL(SCHEMA_DDL)
+    assert isinstance(known, StructType)
+    return StructType([*(known[name] for name in DEAD_LETTER_COLUMNS), StructField("reason", StringType())])
+
+
 def dead_letters(found: DataFrame) -> DataFrame:
     """The messages that do not parse, as received, with ``reason``."""
     payload = F.col("payload" if "payload" in found.columns else _REJECTED).alias("payload")

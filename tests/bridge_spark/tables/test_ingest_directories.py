@@ -147,13 +147,13 @@ def test_backfills_have_exactly_the_messages_of_their_range(
 def test_fields_named_like_directories_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0, payload=b'{"range": 7.5, "batches": 8.5}')])
     config = parse_config(document(tmp_path, schema="range double, batches double",
-                                   fields=["range as distance", "batches as lots"]))
+                                   fields=["range as distance", "batches"]))
     run(config, once=True, session=spark)
     run_backfill(config, {0: 0}, {0: 1}, session=spark)
     for place in ("out", "out.backfill"):
         [row] = parquet_rows(tmp_path / place)
-        assert (row["distance"], row["lots"]) == (7.5, 8.5)
-        assert spark.read.parquet(str(tmp_path / place)).select("distance", "lots").collect() == [(7.5, 8.5)]
+        assert (row["distance"], row["batches"]) == (7.5, 8.5)
+        assert spark.read.parquet(str(tmp_path / place)).select("distance", "batches").collect() == [(7.5, 8.5)]
 
 
 def test_a_directory_that_cannot_be_created_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -224,15 +224,20 @@ def test_files_that_executors_wrote_to_other_disks_are_an_error(
     StreamWriter(tmp_path / "data").append(0, [message(0), message(60_000), message(1, payload=b"bad")])
     settings = document(tmp_path, watermark="1 second",
                         aggregates={"minute": {"window": "1 minute", "values": ["n"]}})
-    elsewhere = ""
+    elsewhere = ".out.staging"
+    empty = True
 
     def write(frames: Any, place: str, call: Callable[..., None] = DataFrameWriter.parquet) -> None:
         call(frames, place)
         if elsewhere in place:
             for path in Path(place.removeprefix("file://")).glob("*.parquet"):
-                path.unlink()
+                if empty or pq.read_metadata(path).num_rows:
+                    path.unlink()
 
     monkeypatch.setattr(DataFrameWriter, "parquet", write)
+    with pytest.raises(IngestError, match=r"a file that was written is not in .*\.out\.staging.* share the disk"):
+        run(parse_config(settings), once=True, session=spark)
+    empty = False
     for elsewhere in (".out.staging", ".out.rejected.staging", ".out.minute.staging"):
         with pytest.raises(IngestError, match=rf"of \d rows that were written 0 are in .*{elsewhere}.* share the disk"):
             run(parse_config(settings), once=True, session=spark)

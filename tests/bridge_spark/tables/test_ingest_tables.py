@@ -23,6 +23,7 @@ from bridge_spark.ingest import run
 from bridge_spark.tables.ingest_config import parse_config
 from bridge_spark.tables.ingest_progress import TableProgress
 from bridge_spark.tables.ingest_session import IngestError
+from bridge_spark.tables.output.parquet_table import marker_file
 
 pytestmark = pytest.mark.one_build
 SLOW = pytest.mark.slow(reason="the same with Parquet runs")
@@ -43,7 +44,7 @@ def reading(number: int, device: str, second: Optional[float], value: float) -> 
 
 def uncommit(checkpoint: Path, files: Path) -> None:
     """Leave a checkpoint as a kill does after the last batch was published and before Spark commits it."""
-    last = json.loads((max(files.glob("batches=*"), key=lambda path: int(path.name[8:])) / "_batches.json").read_text())
+    last = json.loads(marker_file(files).read_text())
     for directory, first in (("offsets", last["batch"] + 1), ("commits", last["batch"])):
         for path in (checkpoint / directory).iterdir():
             if int(path.name.strip(".").removesuffix(".crc")) >= first:

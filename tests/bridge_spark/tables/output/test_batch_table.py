@@ -5,6 +5,7 @@ Tables are read by pyarrow, DuckDB, deltalake and pyiceberg.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -20,14 +21,14 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
-from support.table_batches import batches, parquet_numbers, publish, stage
+from support.table_batches import MARK, batches, parquet_numbers, publish, stage
 
 from bridge_spark.tables.ingest_config import CatalogConfig
 from bridge_spark.tables.output import parquet_table
-from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch, PackageMissing
+from bridge_spark.tables.output.batch_table import BatchTable, ForeignBatch, PackageMissing, TableError
 from bridge_spark.tables.output.delta_table import DeltaBatchTable
 from bridge_spark.tables.output.iceberg_table import IcebergBatchTable
-from bridge_spark.tables.output.parquet_table import ParquetBatchTable
+from bridge_spark.tables.output.parquet_table import ParquetBatchTable, marker_file
 
 pytestmark = pytest.mark.one_build
 
@@ -140,28 +141,112 @@ def test_a_repeated_batch_of_dead_letters_is_replaced_or_removed(tmp_path: Path)
     assert read(table) == batches(0, 1, 2, 4)
 
 
-def test_after_a_full_directory_comes_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet_table, "DIRECTORY_BYTES", 2000)
-    table = ParquetBatchTable(tmp_path / "t")
+def former_table(directory: Path, count: int) -> None:
+    """A table as earlier versions wrote it: directories, each with its marker."""
+    for batch in range(count):
+        made = directory / f"batches={batch - batch % 2}"
+        made.mkdir(parents=True, exist_ok=True)
+        for number in (0, 1):
+            values = pa.table({"n": [batch * 1000 + number * 2 + row for row in (0, 1)]})
+            pq.write_table(values, made / f"{batch:010d}.{number}.parquet")
+        (made / "_batches.json").write_text(json.dumps({**MARK, "batch": batch}))
+
+
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_table_of_an_earlier_version_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool) -> None:
+    if not swaps:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    former_table(tmp_path / "t", 5)
+    (tmp_path / "t" / "_README").write_text("of a user")
+    table = ParquetBatchTable(tmp_path / "t", merge_files=None)
+    assert table.has_batches()
     table.prepare()
-    for batch in range(9):
-        publish(table, batch)
-    assert len(list(table.directory.iterdir())) > 2 and read(table) == batches(*range(9))
-    assert table.compact() > 0 and read(table) == batches(*range(9))
+    assert not [path for path in table.directory.iterdir() if path.is_dir()] and (tmp_path / "t" / "_README").exists()
+    assert read(table) == batches(*range(5))
+    assert table.committed(4, "c") is not None and table.committed(5, "c") is None
+    with pytest.raises(ForeignBatch):
+        table.committed(4, "another")
+    publish(table, 4)
+    publish(table, 5)
+    assert read(table) == batches(*range(6))
+    table.publish_empty(5)
+    assert read(table) == batches(*range(5)) and table.committed(5, "c") is not None
 
 
-def test_without_swapping_each_batch_has_its_own_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("swaps", [True, False])
+def test_a_kill_while_a_table_is_taken_over_loses_and_repeats_no_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool
 ) -> None:
+    if not swaps:
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
+    deadly = steps = 0
+
+    def die() -> None:
+        nonlocal steps
+        steps += 1
+        if steps == deadly:
+            raise Killed
+
+    killed = 0
+    with monkeypatch.context() as patched:
+        before_and_after_each_step(patched, die)
+        for deadly in range(1, 200, 2):
+            place = tmp_path / str(deadly) / "t"
+            former_table(place, 4)
+            steps = 0
+            try:
+                parquet(place, 4).prepare()
+                break
+            except Killed:
+                killed += 1
+            steps = 1000
+            assert parquet_numbers(place) == batches(*range(4)), f"killed at step {deadly}"
+            write(parquet, place, 6, swaps)
+            assert read(parquet(place, 4)) == batches(*range(6)), f"killed at step {deadly}"
+    assert killed > 4
+
+
+def test_without_swapping_each_batch_has_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     table = ParquetBatchTable(tmp_path / "t", merge_files=2)
     table.prepare()
     for batch in (0, 1, 2, 2):
         publish(table, batch)
-    assert sorted(path.name for path in table.directory.iterdir()) == [f"batches={batch}" for batch in range(3)]
+    assert sorted(path.name for path in table.directory.iterdir()) == [f"{batch:010d}.0.parquet" for batch in range(3)]
     assert read(table) == batches(0, 1, 2)
     with pytest.raises(OSError, match="cannot swap directories"):
         table.compact()
+
+
+def test_a_table_whose_marker_is_missing_is_refused(tmp_path: Path) -> None:
+    table = ParquetBatchTable(tmp_path / "t")
+    table.prepare()
+    publish(table, 0)
+    marker_file(table.directory).unlink()
+    with pytest.raises(TableError, match=r"t has batches and .*/.t.batch.json, which says which, is missing: restore it"):
+        table.committed(0, "c")
+
+
+def test_a_directory_in_the_tables_directory_is_refused_and_other_files_stay(tmp_path: Path) -> None:
+    table = ParquetBatchTable(tmp_path / "t", merge_files=2)
+    table.prepare()
+    (table.directory / "_notes.txt").write_text("of a user")
+    for batch in range(5):
+        publish(table, batch)
+    assert (table.directory / "_notes.txt").read_text() == "of a user"
+    (table.directory / "more").mkdir()
+    with pytest.raises(TableError, match="t/more is not of this table: give the table a directory of its own"):
+        ParquetBatchTable(tmp_path / "t").prepare()
+
+
+def test_a_link_to_the_tables_directory_stays(tmp_path: Path) -> None:
+    (tmp_path / "disk" / "t").mkdir(parents=True)
+    (tmp_path / "t").symlink_to(tmp_path / "disk" / "t")
+    table = ParquetBatchTable(tmp_path / "t")
+    table.prepare()
+    for batch in range(3):
+        publish(table, batch)
+    assert (tmp_path / "t").is_symlink() and parquet_numbers(tmp_path / "t") == batches(*range(3))
 
 
 def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +259,7 @@ def test_leftovers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     publish(table, 2)
     stage(table, 3)
     table.clean()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["t"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".t.batch.json", "t"]
 
 
 def test_a_format_without_its_package_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,14 +313,15 @@ def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[
         monkeypatch.setattr(owner, name, step)
 
 
-def write(kind: Kind, place: Path, last: int) -> None:
+def write(kind: Kind, place: Path, last: int, compacts: bool = True) -> None:
     """A run of the job: write the batches that are not published yet."""
     table = kind(place, 4)
     table.prepare()
     for batch in range(last):
         if table.committed(batch, "c") is None:
             publish(table, batch)
-    table.compact()
+    if compacts:
+        table.compact()
 
 
 @pytest.mark.parametrize(("kind", "every"), [
