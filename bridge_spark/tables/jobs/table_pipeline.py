@@ -89,7 +89,7 @@ class TablePipeline:
         new = self._rows.new_columns(counts, batch.columns)
         if new:
             staged.discard()
-            rows = self._rows.table_rows(found, {**batch.columns.added, **new})
+            rows = self._rows.table_rows(found, batch.columns.added | new)
             staged, _ = stage_counted(self._good, rows, batch.id)
         batch.columns.record(rows.schema, new)
         counts.pop("fields", None)

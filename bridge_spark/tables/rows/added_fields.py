@@ -9,12 +9,17 @@ Its type depends on the values in that batch:
 | true, false | boolean |
 | others, or mixed | string: the text, or the JSON of the value |
 
+Names of columns do not differ in case only, as Spark's do not: `temp` and `Temp` fill one column, whose name is the
+spelling of its first batch, the one with the first lower-case letter if there are several.  If a message has both, that of
+the column's name is the column's value.
+
 The map column `_extra` keeps the other values:
 
 - a value that is not of its column's type, or a number or text too large for it;
+- the value of a second spelling in the same message;
 - a field whose name does not consist of ASCII letters, digits and '_', beginning with a letter;
-- a field whose name differs from a column's only in case, or is one of `RESERVED_COLUMNS`;
-- new fields after `MAX_ADDED` columns were added;
+- a field whose name differs only in case from a column of the schema, or from one of `RESERVED_COLUMNS`;
+- new fields after `MAX_ADDED` columns, and new spellings after as many spellings, were added;
 - fields of structs that the schema does not have, under the name of the struct (see `JsonParser`).
 
 A field that is null adds no column.
@@ -23,12 +28,13 @@ A field that is null adds no column.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from bridge_spark.tables.recorded_columns import RESERVED_COLUMNS
+from bridge_spark.tables.recorded_columns import RESERVED_COLUMNS, AddedColumns
+from bridge_spark.tables.rows.column_names import quoted
 
 MAX_ADDED = 200  # columns; a publisher that uses values as field names must not make the table unreadable
 MAX_TEXT = 10_000_000  # characters of a JSON text; Spark's parser fails at twice as many
@@ -39,9 +45,9 @@ _KINDS = {'"': "string", "{": "string", "[": "string", "t": "boolean", "f": "boo
 
 
 def new_fields(
-    seen: Iterable[str], columns: Collection[str], added: Mapping[str, str], types: Mapping[str, str]
-) -> dict[str, str]:
-    """The columns to add, with their types, in the order of their names.
+    seen: Iterable[str], columns: Collection[str], added: AddedColumns, types: Mapping[str, str]
+) -> AddedColumns:
+    """The columns to add, in the order of their names, and the spellings of fields.
 
     ``seen`` is the result of `seen_fields`.  ``columns`` are the names of the table's columns and of the schema's fields, ``added`` the columns
     added before.  ``types`` has all columns that the table ever had: a column dropped from the schema may come back.
@@ -49,18 +55,27 @@ def new_fields(
     kinds: dict[str, set[str]] = {}
     for entry in seen:
         kinds.setdefault(entry[1:], set()).add(_KINDS.get(entry[0], "double"))
-    used = {name.lower() for name in (*columns, *added, *RESERVED_COLUMNS)}
-    spelled = {name.lower(): name for name in types}
+    reserved = {name.lower() for name in (*columns, *RESERVED_COLUMNS)}
+    fields: dict[str, list[str]] = {}
+    for name in sorted(kinds, key=str.swapcase):
+        if kinds[name] != {"null"} and _NAME.fullmatch(name) and name.lower() not in reserved:
+            fields.setdefault(name.lower(), []).append(name)
+    of_added = {name.lower(): name for name in added.types}
+    known = {name.lower(): name for name in types}
     found: dict[str, str] = {}
-    for name in sorted(kinds):
-        given = kinds[name] - {"null"}
-        if given and _NAME.fullmatch(name) and name.lower() not in used and len(added) + len(found) < MAX_ADDED \
-                and spelled.get(name.lower(), name) == name:
-            kind = types.get(name, given.pop() if len(given) == 1 else "string")
-            if kind in _COLUMNS:
-                found[name] = kind
-                used.add(name.lower())
-    return found
+    spellings: dict[str, str] = {}
+    for lower in sorted(fields):
+        column = of_added.get(lower) or known.get(lower) or fields[lower][0]
+        if column not in added.types:
+            given = set().union(*(kinds[name] for name in fields[lower])) - {"null"}
+            kind = types.get(column, given.pop() if len(given) == 1 else "string")
+            if kind not in _COLUMNS or len(added.types) + len(found) >= MAX_ADDED:
+                continue
+            found[column] = kind
+        for name in fields[lower]:
+            if name != column and name not in added.spellings and len(added.spellings) + len(spellings) < MAX_ADDED:
+                spellings[name] = column
+    return AddedColumns(found, spellings)
 
 
 def seen_fields(extra: Column) -> Column:
@@ -71,12 +86,28 @@ def seen_fields(extra: Column) -> Column:
         F.map_entries(usable), lambda entry: F.concat(F.substring(entry.value, 1, 1), entry.key))))
 
 
-def with_columns(rows: DataFrame, extra: str, added: Mapping[str, str]) -> DataFrame:
+def with_columns(rows: DataFrame, extra: str, added: AddedColumns) -> DataFrame:
     """``rows`` with the columns ``added``, then the map ``extra`` without the values in them."""
-    columns = {name: _value(F.col(extra).getItem(name), kind) for name, kind in added.items()}
-    left = F.map_filter(extra, lambda key, value: ~_has_column(key, value, added))
-    others = ("`" + name.replace("`", "``") + "`" for name in rows.columns if name != extra)
-    return rows.select(*others, *(column.alias(name) for name, column in columns.items()), left.alias(extra))
+    spelled: dict[str, list[str]] = {name: [name] for name in added.types}
+    for field, name in added.spellings.items():
+        spelled[name].append(field)
+
+    def values(name: str, fields: Sequence[str]) -> Column:
+        found = [_value(F.col(extra).getItem(field), added.types[name]) for field in fields]
+        return F.coalesce(*found)
+
+    def second_spelling(key: Column) -> Column:
+        """Whether the column has the value of another spelling of the field ``key``."""
+        found = F.lit(False)
+        for name, fields in spelled.items():
+            for place in range(1, len(fields)):
+                found = found | ((key == fields[place]) & values(name, fields[:place]).isNotNull())
+        return found
+
+    kinds = {**added.types, **{field: added.types[name] for field, name in added.spellings.items()}}
+    left = F.map_filter(extra, lambda key, value: ~_has_column(key, value, kinds) | second_spelling(key))
+    others = (quoted(name) for name in rows.columns if name != extra)
+    return rows.select(*others, *(values(name, fields).alias(name) for name, fields in spelled.items()), left.alias(extra))
 
 
 def _value(text: Column, kind: str) -> Column:

@@ -22,7 +22,7 @@ from bridge_spark.tables.checkpoint import Checkpoint
 from bridge_spark.tables.ingest_config import TableConfig
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.output.column_limits import refusal
-from bridge_spark.tables.recorded_columns import RecordedColumns
+from bridge_spark.tables.recorded_columns import NO_COLUMNS, AddedColumns, RecordedColumns
 from bridge_spark.tables.rows import payloads
 from bridge_spark.tables.rows.added_fields import new_fields, seen_fields, with_columns
 from bridge_spark.tables.rows.payloads import EXTRA, ITEM, REASON, SchemaError
@@ -132,18 +132,20 @@ class MessageRows:
         """Whether fields that are not in the schema become columns."""
         return self._payload.extra_fields == "add"
 
-    def table_rows(self, found: DataFrame, added: Mapping[str, str]) -> DataFrame:
+    def table_rows(self, found: DataFrame, added: AddedColumns) -> DataFrame:
         """The table's rows, including the columns ``added`` for fields that are not in the schema."""
         rows = payloads.table_rows(found, self._payload, self._schema)
         if not self.adds_columns:
             return rows
         in_schema = {name.lower() for name in self._used_names()}
-        return with_columns(rows, EXTRA, {name: kind for name, kind in added.items() if name.lower() not in in_schema})
+        return with_columns(rows, EXTRA, AddedColumns(
+            {name: kind for name, kind in added.types.items() if name.lower() not in in_schema},
+            {field: name for field, name in added.spellings.items() if name.lower() not in in_schema}))
 
-    def new_columns(self, counts: Mapping[str, Any], recorded: RecordedColumns) -> dict[str, str]:
+    def new_columns(self, counts: Mapping[str, Any], recorded: RecordedColumns) -> AddedColumns:
         """The columns that a batch with these ``counts`` adds to the table."""
         if not self.adds_columns:
-            return {}
+            return NO_COLUMNS
         return new_fields(counts["fields"], self._used_names(), recorded.added, recorded.types)
 
     def _used_names(self) -> list[str]:
@@ -189,7 +191,7 @@ class MessageRows:
                 PayloadReader(arrow_schema(parsed), payload_options(self._payload.source_options), None)
         except (PayloadSchemaError, UnusableType) as error:
             raise IngestError(f"{self._where}.schema: {error}") from None
-        rows = self.table_rows(self.parse(self._spark.createDataFrame([], source)), {})
+        rows = self.table_rows(self.parse(self._spark.createDataFrame([], source)), NO_COLUMNS)
         reason = refusal(self._table.sink.table_format, rows.schema)
         if reason is not None:
             raise IngestError(f"{self._where}.schema: {reason}: leave it out in 'fields', or give it another type or name")

@@ -19,6 +19,7 @@ from bridge_spark.tables.ingest_config import IngestConfig, parse_config
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.output.delta_table import DeltaBatchTable
 from bridge_spark.tables.output.parquet_table import ParquetBatchTable
+from bridge_spark.tables.recorded_columns import AddedColumns
 from bridge_spark.tables.rows.added_fields import MAX_ADDED, new_fields
 
 pytestmark = pytest.mark.one_build
@@ -31,19 +32,36 @@ Row = dict[str, Any]
 
 @pytest.mark.parametrize("seen, expected", [
     (["1a", "-a"], {"a": "double"}), (["ta", "fa", "na"], {"a": "boolean"}), (['"a', "[b", "{c"], dict.fromkeys("abc", "string")),
-    (["1a", '"a'], {"a": "string"}), (["na"], {}), (["1b", "1a"], {"a": "double", "b": "double"}), (["1A", "1a"], {"A": "double"}),
-    (["1value"], {}), (["1VALUE"], {}), (["1old"], {"old": "string"}), (["1Old"], {}), (["1gone"], {}), (["1before"], {}),
-    (["1range", "1Batches"], {}), (["1_x", "1a b", "1é", "1a.b", "1"], {}),
+    (["1a", '"a'], {"a": "string"}), (["na"], {}), (["1b", "1a"], {"a": "double", "b": "double"}), (["1A", "1a"], {"a": "double"}),
+    (["1value"], {}), (["1VALUE"], {}), (["1old"], {"old": "string"}), (["1Old"], {"old": "string"}), (["1gone"], {}), (["1before"], {}),
+    (["1range", "1Range"], {}), (["1_x", "1a b", "1é", "1a.b", "1"], {}),
 ])  # fmt: skip
 def test_which_fields_become_columns(seen: list[str], expected: dict[str, str]) -> None:
     types = {"value": "double", "old": "string", "gone": "int", "before": "double"}
-    found = new_fields(seen, ["value"], {"before": "double"}, types)
+    found = new_fields(seen, ["value"], AddedColumns({"before": "double"}), types).types
     assert found == expected and list(found) == sorted(found)
+
+
+@pytest.mark.parametrize("seen, columns, spellings", [
+    (["1temp", "1Temp"], {"temp": "double"}, {"Temp": "temp"}), (["1TEMP", "1Temp"], {"Temp": "double"}, {"TEMP": "Temp"}),
+    (["1temp", '"Temp'], {"temp": "string"}, {"Temp": "temp"}), (["ntemp", "1Temp"], {"Temp": "double"}, {}),
+    (["1Before"], {}, {"Before": "before"}), (["1beFore", '"Before'], {}, {"beFore": "before", "Before": "before"}),
+    (["1BEFORE", "nBEFore"], {}, {}), (["1old"], {"Old": "string"}, {"old": "Old"}), (["1value", "1Range"], {}, {}),
+])  # fmt: skip
+def test_spellings_of_a_field_fill_one_column(seen: list[str], columns: dict[str, str], spellings: dict[str, str]) -> None:
+    added = AddedColumns({"before": "double"}, {"BEFORE": "before"})
+    types = {"Value": "double", "Old": "string", "before": "double"}
+    assert new_fields(seen, ["Value"], added, types) == AddedColumns(columns, spellings)
+
+
+def test_the_number_of_spellings_is_limited() -> None:
+    spellings = {"x" * number: "c" for number in range(MAX_ADDED)}
+    assert not new_fields(["1C"], [], AddedColumns({"c": "double"}, spellings), {"c": "double"})
 
 
 def test_the_number_of_added_columns_is_limited() -> None:
     added = {f"c{number}": "double" for number in range(MAX_ADDED - 1)}
-    assert new_fields(["1x", "1y"], [], added, added) == {"x": "double"}
+    assert new_fields(["1x", "1y"], [], AddedColumns(added), added) == AddedColumns({"x": "double"})
 
 
 def config(tmp_path: Path, schema: str = "n int not null") -> IngestConfig:
@@ -90,9 +108,9 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
         writer.append(0, [message(offset + number, "t", json.dumps(one).encode()) for number, one in enumerate(given)])
         wanted += [{"offset": offset + number, **one} for number, one in enumerate(expected)]
         offset += len(given)
-        before = {*tmp_path.glob("parquet/*/*.parquet")}
+        before = {*tmp_path.glob("parquet/0*0*.parquet")}
         run(config(tmp_path), once=True, session=spark)
-        [added] = {*tmp_path.glob("parquet/*/*.parquet")} - before
+        [added] = {*tmp_path.glob("parquet/0*0*.parquet")} - before
         assert columns is None or pq.read_schema(added).names == columns
     run_backfill(config(tmp_path), {0: 0}, {0: offset}, session=spark)
     for table in FORMATS:
@@ -111,6 +129,28 @@ def test_new_fields_of_a_struct_stay_in_extra(spark: SparkSession, tmp_path: Pat
     run(parse_config({"source": {"path": str(tmp_path / "data")}, "tables": tables}), once=True, session=spark)
     assert pq.read_table(tmp_path / "t", partitioning=None).to_pylist() == [
         {"n": 1, "v": 2.0, "p": 4.0, "_extra": [("o", '{"w":[3]}')]}]
+
+
+@pytest.mark.timeout(180)
+def test_fields_that_differ_in_case_fill_one_column(spark: SparkSession, tmp_path: Path) -> None:
+    """No value is lost: each is in the column, or in `_extra`."""
+    batches: list[tuple[list[Row], list[Row]]] = [
+        ([{"n": 0, "temp": 1}, {"n": 1, "Temp": 2}, {"n": 2, "temp": 3, "Temp": 4}, {"N": 9, "n": 3}],
+         [{"n": 0, "temp": 1.0}, {"n": 1, "temp": 2.0}, {"n": 2, "temp": 3.0, "_extra": {"Temp": "4"}}, {"n": 3, "_extra": {"N": "9"}}]),
+        ([{"n": 4, "temp": "x", "Temp": 5}, {"n": 5, "TEMP": 6, "Temp": 7}, {"n": 6, "TEMP": "y", "Temp": None}, {"n": 7, "temp": None, "TEMP": 8}],
+         [{"n": 4, "temp": 5.0, "_extra": {"temp": '"x"'}}, {"n": 5, "temp": 7.0, "_extra": {"TEMP": "6"}},
+          {"n": 6, "_extra": {"TEMP": '"y"'}}, {"n": 7, "temp": 8.0}]),
+    ]  # fmt: skip
+    writer, offset, wanted = StreamWriter(tmp_path / "data"), 0, []
+    for given, expected in batches:
+        writer.append(0, [message(offset + number, "t", json.dumps(one).encode()) for number, one in enumerate(given)])
+        wanted += [{"offset": offset + number, **one} for number, one in enumerate(expected)]
+        offset += len(given)
+        run(config(tmp_path), once=True, session=spark)
+    run_backfill(config(tmp_path), {0: 0}, {0: offset}, session=spark)
+    for table in FORMATS:
+        assert rows(tmp_path / table) == wanted
+        assert rows(tmp_path / f"{table}.backfill") == wanted
 
 
 @pytest.mark.timeout(180)
@@ -149,7 +189,7 @@ def test_added_columns_survive_kills_and_may_enter_the_schema(
             patched.setattr(table, "publish", die)
         run(config(tmp_path), once=True, session=spark)
     # A Delta table has the files that its log names.
-    assert not [*tmp_path.glob("parquet/**/*.parquet"), *tmp_path.glob("delta/_delta_log/*.json")]
+    assert not [*tmp_path.glob("parquet/0*0*.parquet"), *tmp_path.glob("delta/_delta_log/*.json")]
     run(config(tmp_path), once=True, session=spark)
     writer.append(0, [message(1, "t", b'{"n": 2, "v": 3}')])
     run(config(tmp_path, "n int not null, v double"), once=True, session=spark)
