@@ -21,7 +21,7 @@ from bridge_spark.tables.config_section import ConfigError
 from bridge_spark.tables.ingest_config import RETRY_OPTION, IngestConfig, load_config
 from bridge_spark.tables.ingest_metrics import IngestMetrics
 from bridge_spark.tables.ingest_progress import Report, TableProgress, Terminal
-from bridge_spark.tables.ingest_session import IngestError, make_session, require_spark
+from bridge_spark.tables.ingest_session import IngestError, make_session, one_line, require_spark
 from bridge_spark.tables.jobs.backfill_range import BackfillRange, Bound, parse_bound
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def run(
     if session is None:
         require_spark()
     _check_sources(config)
-    spark = session or make_session(config)
+    spark = session or _session(config)
     # Imported here, after the check that PySpark is installed.
     from bridge_spark.tables.jobs.aggregate_pipeline import aggregate_job
     from bridge_spark.tables.jobs.table_pipeline import table_job
@@ -86,7 +86,7 @@ def run_backfill(
     if session is None:
         require_spark()
     _check_sources(config)
-    spark = session or make_session(config)
+    spark = session or _session(config)
     # Imported here, after the check that PySpark is installed.
     from bridge_spark.tables.jobs.backfill import backfill
 
@@ -133,6 +133,15 @@ def main(argv: Sequence[str]) -> int:
             metrics.close()
     terminal.finish(tables)
     return 0
+
+
+def _session(config: IngestConfig) -> SparkSession:
+    try:
+        return make_session(config)
+    except IngestError:
+        raise
+    except Exception as error:  # of PySpark and py4j, which have no common class
+        raise IngestError(f"Spark does not start: {one_line(error)}") from None
 
 
 def _check_sources(config: IngestConfig) -> None:

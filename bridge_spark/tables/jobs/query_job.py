@@ -30,8 +30,8 @@ from bridge_spark.tables.recorded_columns import COLUMNS_FILE, ColumnChange, Rec
 
 STOP_WAIT_S = 60.0
 START_WAIT_S = 20.0
-RESTARTS = 5  # consecutive restarts of a query whose Python worker took longer than Spark's limit of ten seconds
-_NO_WORKER = "Python worker failed to connect back"
+RESTARTS = 5  # consecutive restarts of a query whose Python workers took longer than Spark's limits of 10 and 15 seconds
+_TOO_SLOW = ("Python worker failed to connect back", "CANNOT_OPEN_SOCKET")  # of the JVM, of Python
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,25 @@ class QueryJob:
         self._started.clear()
         self._commit_published_batch()
         try:
-            writer = self._pipeline.stream(self._checkpoint).writeStream.queryName(self.progress.name) \
-                .foreachBatch(self._write).option("checkpointLocation", spark_path(self._checkpoint.path))
-            writer = writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)
-            self._query = writer.start()
-        except IngestError:
-            raise
-        except Exception as error:
-            raise IngestError(f"{self._where}: {one_line(error)}") from None
+            while True:
+                try:
+                    self._query = self._new_query(interval)
+                    return
+                except IngestError:
+                    raise
+                except (TableError, OSError) as error:
+                    raise IngestError(f"{self._where}: {error}") from None
+                except Exception as error:
+                    if not _is_too_slow(one_line(error)) or self._restarts == RESTARTS:
+                        raise IngestError(f"{self._where}: {_reason(one_line(error))}") from None
+                    self._restarts += 1
         finally:
             self._started.set()
+
+    def _new_query(self, interval: Optional[str]) -> StreamingQuery:
+        writer = self._pipeline.stream(self._checkpoint).writeStream.queryName(self.progress.name) \
+            .foreachBatch(self._write).option("checkpointLocation", spark_path(self._checkpoint.path))
+        return (writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)).start()
 
     def wait_until_reading(self) -> None:
         """Wait until the query has started its Python workers, so that queries start theirs one after the other.
@@ -121,7 +130,7 @@ class QueryJob:
         A query that failed because a Python worker did not start in time is restarted.
         """
         error = self._query.exception() if self._query is not None and not self._query.isActive else None
-        if error is not None and _NO_WORKER in (self._failure or one_line(error)) and self._restarts < RESTARTS:
+        if error is not None and _is_too_slow(self._failure or one_line(error)) and self._restarts < RESTARTS:
             self._restarts += 1
             self.start(self._interval)
         self.check()
@@ -133,7 +142,7 @@ class QueryJob:
             return
         error = self._query.exception()
         if error is not None:
-            raise IngestError(f"{self._where}: {self._failure or one_line(error)}")
+            raise IngestError(f"{self._where}: {_reason(self._failure or one_line(error))}")
 
     def stop(self) -> None:
         """Stop between two batches, or after `STOP_WAIT_S` in the middle of one."""
@@ -221,3 +230,15 @@ class QueryJob:
             raise IngestError(f"{self._where}: {error}") from None
         if published is not None:
             self._checkpoint.commit(batch)
+
+
+def _is_too_slow(text: str) -> bool:
+    """Whether a process did not start, or connect, within Spark's time limits."""
+    return any(each in text for each in _TOO_SLOW)
+
+
+def _reason(text: str) -> str:
+    if not _is_too_slow(text):
+        return text
+    return f"the machine is too busy: Spark's Python workers did not start in time, in {RESTARTS + 1} attempts; start fewer " \
+           f"tables at once, or give Spark fewer cores (spark.master), see docs/troubleshooting.md ({text})"

@@ -26,6 +26,7 @@ from bridge_spark.tables.ingest_config import load_config, parse_config
 from bridge_spark.tables.ingest_progress import TableProgress, Terminal
 from bridge_spark.tables.ingest_session import IngestError, one_line
 from bridge_spark.tables.jobs.table_pipeline import table_job
+from bridge_spark.tables.rows.message_rows import MessageRows
 
 pytestmark = pytest.mark.one_build
 
@@ -283,7 +284,7 @@ def test_a_batch_that_begins_during_stop_is_left_for_the_next_run(spark: SparkSe
     job.stop()
     job.check()
     job.close()
-    assert not list((tmp_path / "out").glob("batches=*"))
+    assert parquet_rows(tmp_path / "out") == []
     run(settings, once=True, session=spark)
     assert len(parquet_rows(tmp_path / "out")) == 5
 
@@ -301,8 +302,7 @@ def test_a_kill_between_two_steps_loses_and_repeats_no_rows(
     settings = document(tmp_path, max_offsets_per_trigger=200)
     output, rejected = tmp_path / "out", tmp_path / "out.rejected"
     killed(KILLED_DRIVER, where, json.dumps(settings))
-    assert len(list(output.glob("batches=*"))) == published
-    assert len(list(rejected.glob("batches=*"))) == 1
+    assert bool(parquet_rows(output)) == published and parquet_rows(rejected)
     known, kept = parquet_rows(output), {path.stat().st_ino for path in output.rglob("*.parquet")}
     (told,) = run(parse_config(settings), once=True, session=spark)
     assert (told.rows, told.bad, told.batches) == ((588, 12, 3), (392, 8, 2))[published]
@@ -476,6 +476,31 @@ def test_an_output_and_its_checkpoint_belong_together(spark: SparkSession, tmp_p
     run(parse_config(document(tmp_path)), once=True, session=spark)
     with pytest.raises(IngestError, match="has batches but .* is new"):
         run(parse_config(document(tmp_path, checkpoint=str(tmp_path / "other"))), once=True, session=spark)
+
+
+@pytest.mark.parametrize("reason", ["[CANNOT_OPEN_SOCKET] Cannot open socket: timed out.", "Python worker failed to connect back."])
+@pytest.mark.parametrize("failures", [2, 99])
+def test_a_query_whose_workers_start_too_slowly_is_tried_again(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, failures: int
+) -> None:
+    StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(5)])
+    attempts = 0
+
+    def too_slow(rows: MessageRows, *given: Any, call: Any = MessageRows.stream) -> Any:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= failures:
+            raise SparkError(reason)
+        return call(rows, *given)
+
+    monkeypatch.setattr(MessageRows, "stream", too_slow)
+    if failures == 2:
+        run(parse_config(document(tmp_path)), once=True, session=spark)
+        assert len(parquet_rows(tmp_path / "out")) == 5
+        return
+    with pytest.raises(IngestError, match=r"^ingest: tables.t: the machine is too busy: .* in 6 attempts; .*") as caught:
+        run(parse_config(document(tmp_path)), once=True, session=spark)
+    assert "\n" not in str(caught.value) and attempts == 6
 
 
 def test_another_stream_is_refused(spark: SparkSession, tmp_path: Path) -> None:
