@@ -19,7 +19,7 @@ those of loopback. It takes up to half an hour, and fails if a test fails that `
 It wrote this page on {day}. Skipped tests do not count.
 
 The suite of MQTT.js is not here: the package has no tests, and those of its repository talk to servers of their own. In its place
-there are bursts of messages. `make interop` runs MQTT.js itself, with the project's own tests. [client-settings.md](client-settings.md) names clients that
+there are bursts of messages. `aiomqtt-tls` sends messages over TLS to an older aiomqtt. `make interop` runs MQTT.js itself, with the project's own tests. [client-settings.md](client-settings.md) names clients that
 need a setting, and [conformance.md](conformance.md) has the statements of the standard.
 """
 

@@ -157,7 +157,24 @@ class MqttJs:
         return [Result(**json.loads(line)) for line in output.splitlines()]
 
 
-SUITES: tuple[Suite, ...] = (Aiomqtt(), Gmqtt(), PahoC(), PahoGo(), MqttJs())
+class OldAiomqtt:
+    """Messages over TLS to a version that reads one packet when its socket is readable: the project's own test."""
+
+    name, version, programs = "aiomqtt-tls", "2.3.2", ()
+
+    def fetch(self, directory: Path) -> None:
+        certificate(directory, authority=directory / "ca.pem")
+        sources.environment(directory / "python", f"aiomqtt=={self.version}")
+
+    def run(self, directory: Path, start: Start, scratch: Path) -> list[Result]:
+        secured = {"certfile": directory / "server.pem", "keyfile": directory / "server.key"}
+        with start(Setup([Listener(8883, "tls", **secured)])):
+            program = [str(directory / "python" / "bin" / "python"), "-P", str(Path(__file__).with_name("old_aiomqtt.py"))]
+            output = output_of([*program, "8883", str(directory / "ca.pem")], directory, scratch / "suite.log")
+        return [Result(**json.loads(line)) for line in output.splitlines() if line.startswith("{")]
+
+
+SUITES: tuple[Suite, ...] = (Aiomqtt(), OldAiomqtt(), Gmqtt(), PahoC(), PahoGo(), MqttJs())
 
 
 def certificate(directory: Path, authority: Path) -> None:
