@@ -54,6 +54,7 @@ COMMANDS = {
     "mqttbroker ingest": "test_commands_have_their_options; test_python_blocks_run reads its file once",
     "mqttbroker compact": "test_commands_have_their_options, test_ingest_commands.py",
     "duckdb ": "test_python_blocks_run, with DuckDB's Python package",
+    "python -c ": "test_ingest_readers.py reads tables with Polars and pandas",
     "spark-submit --master k8s": "there is no Kubernetes here, nor an image",
     "PYTHONPATH=mqttbroker.zip spark-submit --master yarn": "test_docs_recipes.py, with the master local-cluster",
     "export PYSPARK_PYTHON": "test_docs_recipes.py",

@@ -256,7 +256,7 @@ def test_sealing_without_pyarrow_is_refused(tmp_path: Path, monkeypatch: pytest.
     path = tmp_path / "broker.toml"
     path.write_text('[streams.s]\nfilters = ["#"]\nseal = true\n')
     monkeypatch.setattr(settings_module, "can_seal", lambda: False)
-    with pytest.raises(ConfigError, match=r'streams\.s\.seal.*pip install "mqttbroker\[spark\]"'):
+    with pytest.raises(ConfigError, match=r'streams\.s\.seal.*pip install "mqttbroker\[parquet\]"'):
         load_settings(path)
 
 
