@@ -8,30 +8,30 @@ import ssl
 from typing import Any, Final, List, Optional
 
 READ_AT_ONCE: Final = 16_384  # bytes
-LEFT_BYTES: Final = 4_194_304  # of one client that are read after its connection was lost
+LEFT_BYTES: Final = 4_194_304  # that are read after a connection was lost: of one client, or of all that a link has not sent
 
 KEPT: Final = ("ssl_object", "peercert", "worker")  # what is known of a client whose login is not decided yet
 
 
-def unread(transport: Any) -> bytes:
-    """What a client sent before its connection was lost and ``transport`` has not delivered, about `LEFT_BYTES` at most.
+def unread(transport: Any, limit: int) -> bytes:
+    """What a client sent before its connection was lost and ``transport`` has not delivered, ``limit`` bytes at most.
 
     For use in ``connection_lost``: a transport whose write fails reads no more.
     """
     if hasattr(transport, "unread"):
-        data: bytes = transport.unread()
+        data: bytes = transport.unread(limit)
         return data
     sock = transport.get_extra_info("socket")
-    return b"" if sock is None else read_rest(sock.fileno())
+    return b"" if sock is None else read_rest(sock.fileno(), limit)
 
 
-def read_rest(descriptor: int) -> bytes:
-    """The bytes that wait in a socket, about `LEFT_BYTES` at most."""
+def read_rest(descriptor: int, limit: int) -> bytes:
+    """The bytes that wait in a socket, ``limit`` at most."""
     pieces: List[bytes] = []
     size = 0
     try:
-        while size < LEFT_BYTES:
-            piece = os.read(descriptor, READ_AT_ONCE)
+        while size < limit:
+            piece = os.read(descriptor, min(READ_AT_ONCE, limit - size))
             if not piece:
                 break
             pieces.append(piece)

@@ -156,10 +156,12 @@ class LinkTransport:
             self._left = reason
 
     def closed(self, reason: str) -> None:
-        """The socket is closed."""
+        """The socket is closed. A client that waits for slow subscribers loses what is held: else it could have more held by leaving."""
         self._closed = reason
         wire = self.wire
-        if self._held is None or wire is None or wire.closing:
+        if self._held is None or wire is None or wire.closing or wire.connection.paused_by is not None:
+            if wire is not None and self._held is not None:
+                wire.closing = True
             self._close()
         else:
             self._timer = self.link.call_later(wire.broker.terms.left_client_timeout, self._give_up)

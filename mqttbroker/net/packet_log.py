@@ -166,8 +166,8 @@ class PacketLog:
         else:
             self.data_received(data)
 
-    def unread(self) -> bytes:
-        return unread(self._transport)
+    def unread(self, limit: int) -> bytes:
+        return unread(self._transport, limit)
 
     def write(self, data: bytes) -> None:
         self._log_sent(data)

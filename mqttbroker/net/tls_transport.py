@@ -15,7 +15,7 @@ from typing import Any, Final, List, Optional
 
 from mypy_extensions import i64
 
-from mqttbroker.net.left_client import LEFT_BYTES, read_rest
+from mqttbroker.net.left_client import read_rest
 
 SEARCHED: Final = 8192  # packets; in a write with more of them, the last one has no record of its own
 SECOND_DESCRIPTORS: Final = 64  # of sockets of clients that are not read at the moment, or were not shortly before
@@ -131,20 +131,20 @@ class TlsTransport:
     def _last(self, data: bytes) -> i64:
         return last_frame(data) if self._frames else last_packet(data)
 
-    def unread(self) -> bytes:
+    def unread(self, limit: int) -> bytes:
         """As `left_client.unread`: what is not decrypted, and what is in the socket if this has a second descriptor."""
         second, self._second = self._second, None
         if second is not None:
             layer = self._transport.get_extra_info("uvloop.sslproto")
             if layer is not None:
-                _give(layer, read_rest(second.fileno()))
+                _give(layer, read_rest(second.fileno(), limit))
             _close(second)
         tls = self._transport.get_extra_info("ssl_object")
         pieces: List[bytes] = []
         size = 0
         try:
-            while size < LEFT_BYTES:
-                piece = tls.read(LEFT_BYTES)
+            while size < limit:
+                piece = tls.read(limit - size)
                 if not piece:
                     break
                 pieces.append(piece)

@@ -55,6 +55,9 @@ class Owner(Protocol):
     def websocket_failed(self) -> None:
         """There was no valid handshake."""
 
+    def room_for_rest(self) -> int:
+        """How many bytes of the client are read after its connection was lost."""
+
     def take_answers(self) -> bytes:
         """Remove and return the packets that wait to be written."""
 
@@ -163,7 +166,7 @@ class WebSocket:
             self._timer.cancel()
         if self._request is not None:
             self._owner.websocket_failed()
-        rest = unread(self._transport)
+        rest = unread(self._transport, self._owner.room_for_rest())
         if rest and self._request is None and self._receiving:
             self._reader.feed(rest)
         while self._reader.unread:

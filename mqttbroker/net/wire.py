@@ -22,7 +22,7 @@ from mqttbroker.core.deadline import STOPPED
 from mqttbroker.core.packet_reader import PacketReader
 from mqttbroker.core.protocol import Protocol
 from mqttbroker.core.rates import Throttle
-from mqttbroker.net.left_client import LeftClient, is_drained, last_bytes, unread
+from mqttbroker.net.left_client import LEFT_BYTES, LeftClient, is_drained, last_bytes, unread
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from sessions.write_set import EntryQuery, Page
@@ -564,14 +564,15 @@ class Wire:
         """Whether something is received and not handled."""
         return len(self._unhandled) > 0 or not self.reader.between_packets or self.reader.held_before > 0
 
-    def _take_unread(self) -> None:
-        """Take what the client sent before its connection was lost, such as DISCONNECT [MQTT-3.14.4-3].
+    def room_for_rest(self) -> int:
+        """How many bytes of the client are read after its connection was lost; of one that waits for slow subscribers none."""
+        waits = self.connection.paused_by is not None
+        return LEFT_BYTES if not waits and (self.accepted or self.connection.state == CONNECTING) else 0
 
-        It is handled in turns. A publisher that waits for slow subscribers has no more read.
-        """
-        if self.connection.paused_by is not None or not (self.accepted or self.connection.state == CONNECTING):
-            return
-        data = unread(self.transport)
+    def _take_unread(self) -> None:
+        """Take what the client sent before its connection was lost, such as DISCONNECT [MQTT-3.14.4-3], to be handled in turns."""
+        room = self.room_for_rest()
+        data = unread(self.transport, room) if room else b""
         if not data:
             return
         self.reading_paused = True

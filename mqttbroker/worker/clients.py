@@ -11,6 +11,7 @@ from typing import Any, Deque, Dict, Final
 
 from mypy_extensions import i64
 
+from mqttbroker.net.left_client import LEFT_BYTES, unread
 from mqttbroker.net.link import REPORTED, WINDOW
 from mqttbroker.net.link_frames import (
     ABORT,
@@ -30,7 +31,6 @@ from mqttbroker.net.link_frames import (
     data_prefix,
     number_bytes,
 )
-from mqttbroker.net.left_client import unread
 
 LINK_BUFFER: Final = 1_048_576  # bytes that the broker has not read, before no client is read any more
 FRAMES_AT_ONCE: Final = 1 << 30
@@ -92,12 +92,16 @@ class LinkedClient:
         return False
 
     def connection_lost(self, error: Any) -> None:
-        rest = unread(self._transport)
+        rest = unread(self._transport, self.room_for_rest())
         self._transport = None
         link = self._link
         if link.clients.pop(self._number, None) is not None:
             self._send(rest)
             link.send(CLOSED, self._number, str(error or "").encode())
+
+    def room_for_rest(self) -> int:
+        """How many bytes of the client are read after its connection was lost: all such clients share what the link may gather."""
+        return self._link.room_for_rest()
 
     def pause_writing(self) -> None:
         self._writing_paused = True
@@ -274,6 +278,13 @@ class WorkerLink(FrameHandler):
             self._reading_paused = False
             self._transport.resume_reading()
         self._writer.write_to(self._transport)
+
+    def room_for_rest(self) -> int:
+        """`LEFT_BYTES` without what the broker has not been sent yet."""
+        if self._transport is None:
+            return 0
+        unsent: int = self._writer.size + self._transport.get_write_buffer_size()
+        return max(0, LEFT_BYTES - unsent)
 
     def close(self) -> None:
         """Close the link at once, whatever it has not sent."""

@@ -204,9 +204,12 @@ class HeldClient:
     def eof_received(self) -> bool:
         return False
 
+    def room_for_rest(self) -> int:
+        return 0
+
     def connection_lost(self, error: Any) -> None:
         self._closing = True
-        unread(self._transport)
+        unread(self._transport, 0)  # closes the second descriptor
         self._transport = None
         self._stop_waiting()
         self._held.remove(self, self._listener)

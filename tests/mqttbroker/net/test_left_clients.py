@@ -20,7 +20,7 @@ from websockets.frames import CloseCode, Opcode
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Publish, Subscribe, Subscription, Will
 from mqttbroker.codec.properties import Properties
-from mqttbroker.net.left_client import LEFT_BYTES, READ_AT_ONCE, LeftClient, read_rest
+from mqttbroker.net.left_client import LEFT_BYTES, LeftClient, read_rest
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import READ_SLICE, Endpoint, FlushScheduler, Wire
@@ -82,7 +82,7 @@ def test_the_rest_that_is_read_is_bounded(tmp_path: Path) -> None:
     file = tmp_path / "much"
     file.write_bytes(bytes(2 * LEFT_BYTES))
     with file.open("rb") as opened:
-        assert LEFT_BYTES <= len(read_rest(opened.fileno())) < LEFT_BYTES + READ_AT_ONCE
+        assert len(read_rest(opened.fileno(), LEFT_BYTES)) == LEFT_BYTES
 
 
 # --- wires ----------------------------------------------------------------------------------------------------------

@@ -11,8 +11,9 @@ from support.manual_loop import Loop, Transport
 
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Publish, Subscribe, Subscription
+from mqttbroker.codec.properties import Properties
 from mqttbroker.net.link import RESUME_BELOW, SEND_WINDOW, Link, LinkTransport
-from mqttbroker.net.link_frames import DATA, TAKEN, FrameHandler, FrameReader, FrameWriter, data_prefix, number_bytes
+from mqttbroker.net.link_frames import CLOSED, DATA, TAKEN, FrameHandler, FrameReader, FrameWriter, data_prefix, number_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import LARGE_WRITE, READ_PAUSE, Endpoint, FlushScheduler, Wire
@@ -134,3 +135,26 @@ def test_a_link_with_much_data_is_read_once_per_iteration(clients: Clients) -> N
     clients.loop.turn()
     assert clients.socket.reading
     assert clients.written()[2] > 1000 + READ_PAUSE
+
+
+def test_what_a_waiting_publisher_left_is_dropped_when_the_worker_has_lost_it(tmp_path: Path) -> None:
+    limits = {"queue_high_watermark_messages": 10, "backpressure_wait": 60.0}
+    with Core(tmp_path, durability="off", **limits) as core:
+        clients = Clients(core)
+        slow = Wire(clients.endpoint)
+        slow.connection_made(Transport())
+        properties = Properties()
+        properties.receive_maximum = 2
+        slow.data_received(Connect("slow", 5, properties=properties).encode(5))
+        slow.data_received(Subscribe(1, [Subscription("slow", 1)]).encode(5))
+        clients.receive(1, Publish("slow", b"", 1, False, False, 1).encode(5) * 300)
+        clients.loop.run()
+        wire = clients.link.clients[1].wire
+        assert wire is not None and wire.connection.paused_by is not None
+        incomplete = core.broker.outbound.incomplete.size
+        for _ in range(20):
+            clients.receive(1, Publish("t", PAYLOAD, 0, False, False, 0).encode(5))
+        assert core.broker.outbound.incomplete.size > incomplete + 19 * len(PAYLOAD)
+        clients.frame(CLOSED, 1, b"reset")
+        assert wire.transport is None and wire.connection.wire is None
+        assert core.broker.outbound.incomplete.size <= incomplete

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import socket
 
+from support.manual_loop import Loop, Transport
 from support.patience import PATIENCE
 
+from mqttbroker.net.left_client import LEFT_BYTES
 from mqttbroker.net.link_frames import CLOSED, DATA, END, OPENED
 from mqttbroker.worker.clients import LinkedClient, WorkerLink
 
@@ -38,3 +40,36 @@ async def test_what_the_broker_sends_behind_the_end_of_a_client_is_dropped() -> 
             sent += await asyncio.wait_for(loop.sock_recv(broker, 100), PATIENCE)
         assert not link.clients
         link_transport.close()
+
+
+class LeftSocket(Transport):
+    """The transport of a lost client, with much that was not read."""
+
+    def unread(self, limit: int) -> bytes:
+        return bytes(min(limit, LEFT_BYTES))
+
+
+class FullLink(Transport):
+    """A link that the broker does not read."""
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        pass
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+
+def test_what_many_lost_clients_left_is_bounded_for_all_of_them_together() -> None:
+    loop, transport = Loop(), FullLink()
+    link = WorkerLink(loop, lambda kind, number, body: None, lambda: None)
+    link.connection_made(transport)
+    for flushed in (False, True):  # in one iteration of the event loop, and over many
+        for _ in range(10):
+            client = LinkedClient(link, link.new_number(), lambda _: (OPENED, b""))
+            client.connection_made(LeftSocket())
+            client.connection_lost(ConnectionResetError("reset"))
+            if flushed:
+                loop.run()
+        loop.run()
+        assert LEFT_BYTES <= len(transport.written) < LEFT_BYTES + 10_000
+    assert not link.clients
