@@ -5,7 +5,9 @@ Callers are trusted to pass values that are valid for the protocol version.
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final, List, Optional
+
+from mypy_extensions import i64
 
 from mqttbroker.codec import reason_codes as rc
 from mqttbroker.codec.data_types import encode_varint
@@ -13,14 +15,23 @@ from mqttbroker.codec.data_types import encode_varint
 # The flags of the first byte by packet type; those of PUBLISH vary.
 FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
 
-# Every two-byte integer, encoded: a packet id is written once or twice per message.
-TWO_BYTES: Final[List[bytes]] = [value.to_bytes(2, "big") for value in range(65536)]
+# Two-byte integers, encoded; None until they are needed, as all of them take 3 MB more.
+_TWO_BYTES: Final[List[Optional[bytes]]] = [None] * 65536
 
 # First byte and Remaining Length of the short acknowledgements, by packet type.
 SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
 
 # First byte and Remaining Length of a PUBLISH without DUP, by flags and Remaining Length below 128.
 _SHORT_PUBLISH: Final[List[bytes]] = [bytes((0x30 | flags, size)) for flags in range(8) for size in range(128)]
+
+
+def two_bytes(value: i64) -> bytes:
+    """A two-byte integer, encoded: a packet id is written once or twice per message."""
+    known = _TWO_BYTES[value]
+    if known is None:
+        known = int(value).to_bytes(2, "big")
+        _TWO_BYTES[value] = known
+    return known
 
 
 def publish_header(flags: int, remaining: int) -> bytes:
@@ -47,9 +58,9 @@ def encode_publish(
     if dup:
         first |= 8
     size = len(topic)
-    head = TWO_BYTES[size] + topic
+    head = two_bytes(size) + topic
     if qos:
-        head += TWO_BYTES[packet_id]
+        head += two_bytes(packet_id)
         size += 2
     size += 2 + len(payload)
     if version < 5:
@@ -65,7 +76,7 @@ def encode_ack(packet_type: int, packet_id: int, reason_code: int, version: int)
     The reason code is omitted if it is 0, and below version 5.
     """
     if reason_code == 0 or version < 5:
-        return SHORT_ACKS[packet_type] + TWO_BYTES[packet_id]
+        return SHORT_ACKS[packet_type] + two_bytes(packet_id)
     first: int = packet_type << 4 | FLAGS[packet_type]
     return (first << 32 | 0x03000000 | packet_id << 8 | reason_code).to_bytes(5, "big")
 

@@ -11,7 +11,7 @@ from typing import Any, Final, List
 from mypy_extensions import i64, mypyc_attr
 
 from mqttbroker.codec.data_types import encode_varint
-from mqttbroker.codec.frames import TWO_BYTES, encode_fixed_header
+from mqttbroker.codec.frames import encode_fixed_header, two_bytes
 from sessions.message import Message
 
 _HEADER: Final = 32  # bytes of the header of a batch
@@ -28,7 +28,7 @@ NO_BYTES: Final = b""
 def user_property_bytes(name: bytes, value: bytes) -> bytes:
     """An encoded user property (section 3.3.2.3.7); a value that is too long is cut."""
     value = value[:65535]
-    return b"\x26" + TWO_BYTES[len(name)] + name + TWO_BYTES[len(value)] + value
+    return b"\x26" + two_bytes(len(name)) + name + two_bytes(len(value)) + value
 
 
 class Chunk:
@@ -286,7 +286,7 @@ class ChunkRows:
             parts.append(header)
             parts.append(before)
             if first_byte & 6:
-                parts.append(TWO_BYTES[packet_id])
+                parts.append(two_bytes(packet_id))
             parts.append(length)
             if stored:
                 parts.append(data[self._property_start : self._property_end])
@@ -299,7 +299,7 @@ class ChunkRows:
             parts.append(header)
             parts.append(before)
             if first_byte & 6:
-                parts.append(TWO_BYTES[packet_id])
+                parts.append(two_bytes(packet_id))
         parts.append(data[self._payload_start : self._payload_end])
         return len(header) + remaining
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, cast
 from mypy_extensions import i32, i64, u8
 
 from mqttbroker.codec.data_types import encode_varint
-from mqttbroker.codec.frames import SHORT_ACKS, TWO_BYTES, publish_header
+from mqttbroker.codec.frames import SHORT_ACKS, publish_header, two_bytes
 from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PUBREL, name
@@ -172,7 +172,7 @@ class Connection(ClientConnection):
         outbox.count_control(4)
         parts = outbox.parts
         parts.append(SHORT_ACKS[packet_type])
-        parts.append(TWO_BYTES[packet_id])
+        parts.append(two_bytes(packet_id))
         self.outbound.counters.messages_sent += 1
         if not self.flush_requested:
             self._enter_flush_queue()
@@ -201,7 +201,7 @@ class Connection(ClientConnection):
         self._admit(size, payload, False)
         parts = self.outbox.parts
         parts.append(header)
-        parts.append(TWO_BYTES[packet_id])
+        parts.append(two_bytes(packet_id))
         parts.append(rest)
 
     def send_publish_packets(self, parts: List[bytes], size: i64, count: i64, payload: i64) -> None:
@@ -230,7 +230,7 @@ class Connection(ClientConnection):
         """
         aliases = cast(TopicAliases, self.topic_aliases)
         alias: i64 = aliases.find(topic)
-        topic_field: bytes = EMPTY_TOPIC if alias > 0 else TWO_BYTES[len(topic)] + topic
+        topic_field: bytes = EMPTY_TOPIC if alias > 0 else two_bytes(len(topic)) + topic
         remaining: i64 = len(topic_field) + (2 if packet_id else 0) + (4 if alias else 1) + len(rest)
         header = publish_header(flags, remaining)
         if not self._admit(len(header) + remaining, len(rest) - properties_size, packet_id == 0):
@@ -239,10 +239,10 @@ class Connection(ClientConnection):
         parts.append(header)
         parts.append(topic_field)
         if packet_id:
-            parts.append(TWO_BYTES[packet_id])
+            parts.append(two_bytes(packet_id))
         if alias:
             parts.append(ALIASED_PROPERTIES[properties_size])
-            parts.append(TWO_BYTES[alias if alias > 0 else -alias])
+            parts.append(two_bytes(alias if alias > 0 else -alias))
         else:
             parts.append(encode_varint(properties_size))
         parts.append(rest)
@@ -323,7 +323,7 @@ class Connection(ClientConnection):
         elif self._admit(size, len(payload), True):
             parts = self.outbox.parts
             parts.append(header)
-            parts.append(TWO_BYTES[len(topic)])
+            parts.append(two_bytes(len(topic)))
             parts.append(topic)
             if properties:
                 parts.append(properties)
@@ -392,7 +392,7 @@ class Connection(ClientConnection):
         packet: bytes = NO_BYTES
         if alias:
             topic_name = NO_BYTES if alias > 0 else topic
-            added = subscription_ids + b"\x23" + TWO_BYTES[alias if alias > 0 else -alias]
+            added = subscription_ids + b"\x23" + two_bytes(alias if alias > 0 else -alias)
             packet = outgoing.encode_as(topic_name, 5, qos, retain, duplicate, packet_id, added)
         if alias == 0 or len(packet) > self.maximum_packet_size:
             alias = 0

@@ -12,7 +12,7 @@ from typing import Final, List, Optional
 from mypy_extensions import i64, mypyc_attr
 
 from mqttbroker.codec.data_types import decode_utf8, decode_varint
-from mqttbroker.codec.frames import TWO_BYTES, encode_publish
+from mqttbroker.codec.frames import encode_publish, two_bytes
 from mqttbroker.codec.properties import PublishProperties, decode_publish_properties
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, MQTTError
 from mqttbroker.core.broker import Broker
@@ -60,7 +60,7 @@ def shared_packet(key: str, outgoing: Outgoing) -> bytes:
     message = outgoing.message
     inner = outgoing.encode(5, 0, message.retain, False, 0, NO_BYTES)
     name = key.encode("utf-8")
-    return encode_publish(SHARED_TOPIC, TWO_BYTES[len(name)] + name + inner, 0, False, False, 0, 5, NO_BYTES)
+    return encode_publish(SHARED_TOPIC, two_bytes(len(name)) + name + inner, 0, False, False, 0, 5, NO_BYTES)
 
 
 class LinkHandler(PublishHandler):

@@ -11,7 +11,7 @@ from typing import Final, List
 from mypy_extensions import mypyc_attr
 
 from mqttbroker.codec.data_types import encode_varint
-from mqttbroker.codec.frames import TWO_BYTES, encode_fixed_header, encode_publish
+from mqttbroker.codec.frames import encode_fixed_header, encode_publish, two_bytes
 from sessions.message import Message
 
 _FIRST_BYTES: Final[List[bytes]] = [b"\x30", b"\x32", b"\x34"]  # PUBLISH by QoS, no DUP, no RETAIN
@@ -121,5 +121,5 @@ class Outgoing:
             properties = self._properties(NO_BYTES)
             rest = b"".join((encode_varint(len(properties)), properties, rest))
         size: int = 4 + len(topic) + len(rest)
-        header: bytes = b"".join((encode_fixed_header(0x32, size), TWO_BYTES[len(topic)], topic))
+        header: bytes = b"".join((encode_fixed_header(0x32, size), two_bytes(len(topic)), topic))
         self.set_parts(version, header[1:], header, rest)

@@ -12,7 +12,7 @@ from typing import Dict, Final, List, Optional, cast
 from mypy_extensions import i64
 
 from mqttbroker.codec.data_types import encode_varint
-from mqttbroker.codec.frames import TWO_BYTES
+from mqttbroker.codec.frames import two_bytes
 from mqttbroker.codec.properties import user_property
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.core.chunk import NO_BYTES, ChunkRows, user_property_bytes
@@ -465,7 +465,7 @@ class StreamConsumer(ReaderOwner):
         wanted: bool = bool(topic) and (not self.topic_filter or matches_any([self.topic_filter], topic))
         if wanted and self.rights.may_read(topic):
             added = user_property_bytes(b"key", topic_bytes) if self.rule.key == "topic" else NO_BYTES
-            plan = TopicPlan(True, TWO_BYTES[len(topic_bytes)] + topic_bytes, added)
+            plan = TopicPlan(True, two_bytes(len(topic_bytes)) + topic_bytes, added)
         if self.consumers.reads.remember(size):
             self._plans[topic_bytes] = plan
             self._plan_bytes += size

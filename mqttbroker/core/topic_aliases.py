@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Dict, Final, List
 
 from mqttbroker.codec.data_types import MAX_VARINT
-from mqttbroker.codec.frames import TWO_BYTES, publish_header
+from mqttbroker.codec.frames import publish_header, two_bytes
 from mqttbroker.codec.properties import TOPIC_ALIAS
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, MQTTError
 
@@ -57,4 +57,4 @@ def publish_with_topic_name(
     if remaining > MAX_VARINT:
         raise MQTTError(PACKET_TOO_LARGE, "the packet is too large for its topic's name")
     header = publish_header(first & 7, remaining)
-    return b"".join((header, TWO_BYTES[len(topic)], topic, packet_id, properties, payload))
+    return b"".join((header, two_bytes(len(topic)), topic, packet_id, properties, payload))
