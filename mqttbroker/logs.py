@@ -19,7 +19,6 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from logging.handlers import SysLogHandler
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple, Optional
@@ -108,6 +107,8 @@ class _Syslog(_Formatter):
     def __init__(self, style: _Text | _Json, facility: str) -> None:
         super().__init__()
         self._lines = style
+        from logging.handlers import SysLogHandler  # 0.5 MB that other targets need not
+
         self._facility = SysLogHandler.facility_names[facility]
         self._host = socket.gethostname() or "-"
 

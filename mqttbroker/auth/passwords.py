@@ -19,17 +19,16 @@ import os
 import re
 import stat
 from base64 import b64decode, b64encode
+from functools import cache
 from pathlib import Path
-from typing import Mapping, Optional, Protocol
-
-import argon2
-from argon2.exceptions import InvalidHashError, VerificationError
+from typing import TYPE_CHECKING, Mapping, Optional, Protocol
 
 from mqttbroker.auth import scram
 from mqttbroker.auth.replace_file import rewrite_file
 
-# The parameters of Mosquitto 2.1, recommended by OWASP: 46 MiB, one pass, one lane.
-_ARGON2 = argon2.PasswordHasher(time_cost=1, memory_cost=47104, parallelism=1)
+if TYPE_CHECKING:
+    import argon2
+
 # A hash above these limits would keep a thread busy for many seconds; it is taken for a mistake.
 MAX_ITERATIONS = 10_000_000
 MAX_ARGON2_KIB = 1 << 20
@@ -59,6 +58,17 @@ class Hash(Protocol):
         """Whether this is the password. May take a second; safe in any thread."""
 
 
+@cache
+def _argon2() -> argon2.PasswordHasher:
+    """With the parameters of Mosquitto 2.1, recommended by OWASP: 46 MiB, one pass, one lane.
+
+    A broker without such passwords does not load the library, which takes 1 MB.
+    """
+    import argon2
+
+    return argon2.PasswordHasher(time_cost=1, memory_cost=47104, parallelism=1)
+
+
 class Argon2id:
     kind = "argon2id"
 
@@ -72,8 +82,10 @@ class Argon2id:
         self._encoded = encoded
 
     def verify(self, password: bytes) -> bool:
+        from argon2.exceptions import InvalidHashError, VerificationError
+
         try:
-            return _ARGON2.verify(self._encoded, password)
+            return _argon2().verify(self._encoded, password)
         except (VerificationError, InvalidHashError):
             return False
 
@@ -160,7 +172,7 @@ def parse_hash(text: str) -> Hash:
 
 def hash_password(password: bytes) -> str:
     """An argon2id hash with a new salt."""
-    return _ARGON2.hash(password)
+    return _argon2().hash(password)
 
 
 def scram_password(password: bytes) -> str:

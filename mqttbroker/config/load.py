@@ -7,7 +7,6 @@ one line with its source (file, variable or flag), the key and the reason. conf/
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -375,6 +374,8 @@ def _without_default(section: type[Any]) -> list[str]:
 def _suggestion(name: str, section: type[Any], path: _Path) -> str:
     """", did you mean …?" with the nearest key here, or with the same key elsewhere."""
     names = [field.name for field in dataclasses.fields(section) if field.metadata or field.name in _SECTION_LISTS]
+    import difflib
+
     near = difflib.get_close_matches(name, names, 1)
     if near:
         return f", did you mean {near[0]}?"
