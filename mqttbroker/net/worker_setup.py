@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import json
-import pickle
 from pathlib import Path
 from typing import Any, Callable, NamedTuple, Optional, TypeVar
 
@@ -130,10 +129,14 @@ class WorkerSetup(NamedTuple):
     front: Optional[FrontSetup] = None
 
     def encode(self) -> bytes:
+        import pickle  # 0.3 MB that a broker without workers need not
+
         return pickle.dumps(self)
 
     @staticmethod
     def decode(data: bytes) -> WorkerSetup:
+        import pickle
+
         setup: WorkerSetup = pickle.loads(data)
         return setup
 
