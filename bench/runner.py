@@ -295,8 +295,9 @@ class Bench:
         return found
 
     def round(self, scenarios: list[Scenario], number: int, report: Callable[[Run], None]) -> None:
+        """Measure each scenario with each of its brokers, in reverse order in every second round: a place in the order is worth up to 13 %."""
         for scenario in filter(self.possible, scenarios):
-            for peer in self.participants(scenario):
+            for peer in list(self.participants(scenario))[:: -1 if number % 2 else 1]:
                 run = {"scenario_name": scenario.name, "broker": peer.name, "round": number, **self.run(scenario, peer)}
                 self.runs.append(run)
                 report(run)
