@@ -147,6 +147,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
     context = SessionContext(journal, fill(SessionLimits(), limits))
     context.clock.now = time.time_ns() // 1000
     context.backpressure_monitor.max_pause = limits.backpressure_wait
+    terms = fill(BrokerTerms(), limits, settings)
     return Broker(
         context,
         Registry(context, recovered.next_session_id),
@@ -159,14 +160,14 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
             STRATEGIES[settings.shared_subscription_strategy](),
         ),
         Outbound(
-            context.clock,
-            context.counters,
+            context,
+            terms,
             limits.max_outbox_bytes,
             limits.max_total_outbox_bytes,
             limits.max_total_incomplete_bytes,
             limits.max_pending_acks,
         ),
-        fill(BrokerTerms(), limits, settings),
+        terms,
         PolicyByListener(security.policy),
         security.rules,
         security.bans,

@@ -49,7 +49,7 @@ class Health:
             reasons.append(f"store: {self._store.damage}; {refusing}{cure}")
         elif commits.error:
             reasons.append(f"store: {commits.error}")
-        if commits.backlogged:
+        if self._broker.outbound.backlogged:
             reasons.append("store: too much waits for the disk")
         if memory := self._broker.memory.reason():
             reasons.append(memory)

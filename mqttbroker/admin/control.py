@@ -593,7 +593,7 @@ class BrokerControl:
                 broker.retained.set(Message(message.topic, b"", 0, True, b"", "", 0, 0), False, None)
                 cleared += 1
             self._wake()
-            yield BACKLOG_WAIT if broker.commits.backlogged else 0.0
+            yield BACKLOG_WAIT if broker.outbound.backlogged else 0.0
         return cleared
 
     # --- the broker itself --------------------------------------------------------------------------------------------

@@ -229,7 +229,7 @@ class Bus(LongWork):
             for each in self._logs.values():
                 if not each.ready:
                     continue
-                if broker.commits.backlogged or not broker.publisher.fan_out.done:
+                if broker.outbound.backlogged or not broker.publisher.fan_out.done:
                     break
                 before: int = cost
                 cost += self._route(each, budget - cost)

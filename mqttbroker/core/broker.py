@@ -144,7 +144,7 @@ class Broker:
             self.memory_stage,
         )
         self.commits = Commits(
-            journal, registry, self.clients, self.connect_handler, outbound, terms, rules, self.turns
+            journal, registry, self.clients, self.connect_handler, outbound, rules, self.turns
         )
         self.expiry = Expiry(registry)
         self.memory = Memory(
@@ -155,7 +155,7 @@ class Broker:
 
     def accept(self, peer: str, terms: ListenerTerms, now: float) -> Connection:
         """The connection of a new client; ``now`` is monotonic time in seconds."""
-        connection = Connection(self.outbound, self.clients, self.commits, peer, terms, now)
+        connection = Connection(self.outbound, self.clients, peer, terms, now)
         self.clients.connections[connection] = True
         self.outbound.counters.connections += 1
         if terms.max_publish_rate or terms.max_receive_rate:

@@ -10,7 +10,7 @@ import logging
 from typing import Callable, Dict, Final, List, Optional
 
 from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, NOT_AUTHORIZED, SERVER_SHUTTING_DOWN
-from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection
+from mqttbroker.core.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection, ConnectionOwner
 from mqttbroker.core.pending_connect import PendingConnect
 from mqttbroker.core.redirector import Redirector
 from mqttbroker.core.session_lifecycle import SessionLifecycle
@@ -26,7 +26,7 @@ log = logging.getLogger("mqttbroker.clients")
 audit = logging.getLogger("mqttbroker.audit")
 
 
-class Clients:
+class Clients(ConnectionOwner):
     """All connections of one broker.
 
     ``pending`` holds, by client id, the CONNECTs that have a session and wait for the store. ``on_connected`` is called
@@ -57,10 +57,6 @@ class Clients:
         self.connected_maximum = max(self.connected_maximum, self.connected)
 
     def close(self, connection: Connection, with_will: bool, reason: str, username: Optional[str] = None) -> None:
-        """End a connection, whether client or broker closed it; its will is published if ``with_will``.
-
-        ``username`` is what a refused client claims to be, for the log.
-        """
         if connection.state == CLOSED:
             return
         was_connected = connection.state == CONNECTED and not connection.is_link
@@ -105,6 +101,9 @@ class Clients:
             return
         if session is not None and self.registry.get(session.client_id) is session:
             self.lifecycle.disconnected(session, with_will and was_connected)
+
+    def release(self, connection: Connection) -> None:
+        self.connections.pop(connection, None)
 
     def tick(self, monotonic: float) -> None:
         """Close the connections that are overdue or whose login has expired, redirect some, publish due wills and end

@@ -20,7 +20,6 @@ from mqttbroker.core.connect_handler import ConnectHandler
 from mqttbroker.core.connection import Connection
 from mqttbroker.core.outbox import Outbound
 from mqttbroker.core.policy import Rules
-from mqttbroker.core.terms import BrokerTerms
 from mqttbroker.core.turns import LongWork, Turns
 from sessions.journal import GONE, SETTLED_AT_ONCE, Journal
 from sessions.registry import Registry
@@ -44,7 +43,6 @@ class Commits:
         clients: Clients,
         connect_handler: ConnectHandler,
         outbound: Outbound,
-        terms: BrokerTerms,
         rules: Rules,
         turns: Turns,
     ) -> None:
@@ -54,16 +52,10 @@ class Commits:
         self.clients = clients
         self.connect_handler = connect_handler
         self.outbound = outbound
-        self.terms = terms
         self.rules = rules
         self.error = ""  # of the last commit; empty if it succeeded
-        self.paused: Dict[Connection, bool] = {}  # connections to flush when `backlogged` is false again
+        self.paused: Dict[Connection, bool] = {}  # connections to flush when `Outbound.backlogged` is false again
         self._answer = _Answer(self)
-
-    @property
-    def backlogged(self) -> bool:
-        """Whether the journal exceeds its limit; until the store catches up, no client is read."""
-        return self.journal.size > self.terms.max_pending_write_bytes
 
     def next_write_set(self) -> Optional[WriteSet]:
         """The writes since the last call.
@@ -124,7 +116,7 @@ class Commits:
 
     def resume_paused(self) -> None:
         """Read the clients again that had to wait for the store, if it has caught up."""
-        if self.paused and not self.backlogged:
+        if self.paused and not self.outbound.backlogged:
             paused = self.paused
             self.paused = {}
             for connection in paused:

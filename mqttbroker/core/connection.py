@@ -7,7 +7,8 @@ above the high-water mark QoS 0 is dropped and counted, and QoS 1 and 2 stay in 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Dict, Final, List, Optional, cast
+from abc import abstractmethod
+from typing import Any, Dict, Final, List, Optional, cast
 
 from mypy_extensions import i32, i64, u8
 
@@ -30,10 +31,6 @@ from sessions.message import Message
 from sessions.session import Session
 from topic_matcher.filters import text_bytes
 
-if TYPE_CHECKING:
-    from mqttbroker.core.clients import Clients
-    from mqttbroker.core.commits import Commits
-
 # States of a connection.
 AWAIT_CONNECT: Final = 0
 CONNECTING: Final = 1  # CONNECT was received; its answer waits for the authenticator or the store
@@ -53,15 +50,28 @@ MAX_DECISION_BYTES: Final = 33_554_432  # of the decisions of all clients
 MAX_PUBLISH_OVERHEAD: Final = 24  # bytes of a PUBLISH, at most, beside topic, payload and properties
 
 
+class ConnectionOwner:
+    """Has connections, and ends each of them once."""
+
+    @abstractmethod
+    def close(self, connection: Connection, with_will: bool, reason: str, username: Optional[str] = None) -> None:
+        """End a connection, whether client or broker closed it; its will is published if ``with_will``.
+
+        ``username`` is what a refused client claims to be, for the log.
+        """
+
+    @abstractmethod
+    def release(self, connection: Connection) -> None:
+        """Have an open connection no more, as it is not a client's."""
+
+
 class Connection(ClientConnection):
     """A client as the broker sees it.
 
     ``peer`` is its address, for logs; ``terms`` are those of its listener; ``now`` is monotonic time in seconds.
     """
 
-    def __init__(
-        self, outbound: Outbound, clients: Clients, commits: Commits, peer: str, terms: ListenerTerms, now: float
-    ) -> None:
+    def __init__(self, outbound: Outbound, owner: ConnectionOwner, peer: str, terms: ListenerTerms, now: float) -> None:
         super().__init__()
         # Flags and small numbers stand side by side, so that a compiled object has no gaps.
         self.restricted = True  # the rules are asked before a PUBLISH is accepted
@@ -74,8 +84,7 @@ class Connection(ClientConnection):
         self.zero_copy_version: u8 = 0  # protocol version whose PUBLISH packets are sent unchanged; 0 = none
         self.waits: i32 = 0  # long work of the broker that must be done before the next packet is handled
         self.outbound = outbound
-        self.clients = clients
-        self.commits = commits
+        self.owner = owner
         self.peer = peer
         self.terms = terms
         self.outbox = Outbox(outbound)
@@ -110,12 +119,12 @@ class Connection(ClientConnection):
         """Whether nothing is to be read from the client for now."""
         if self.state == CONNECTED:
             if self.is_link:  # what it is sent is bounded, and two cores that do not read would wait for each other
-                return self.halted or self.commits.backlogged
+                return self.halted or self.outbound.backlogged
             outbound = self.outbound
             unsent = self.outbox.control_bytes
             return (
                 self.halted
-                or self.commits.backlogged
+                or outbound.backlogged
                 # A client that has messages to acknowledge is read, so that no two clients wait for each other.
                 or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
                 or unsent > outbound.max_backlog
@@ -413,7 +422,7 @@ class Connection(ClientConnection):
             return True
         self.connect_bytes += size
         outbound.connect_bytes += size
-        if outbound.connect_bytes <= self.clients.terms.max_total_connect_bytes:
+        if outbound.connect_bytes <= outbound.terms.max_total_connect_bytes:
             return True
         outbound.counters.limit_reached("max_total_connect_bytes")
         return False
@@ -429,7 +438,7 @@ class Connection(ClientConnection):
         if (
             size > 0
             and self.alias_bytes + size > FREE_BYTES
-            and outbound.alias_bytes + size > self.clients.terms.max_total_alias_bytes
+            and outbound.alias_bytes + size > outbound.terms.max_total_alias_bytes
         ):
             outbound.counters.limit_reached("max_total_alias_bytes")
             return False
@@ -523,9 +532,8 @@ class Connection(ClientConnection):
         """Close the connection; a version 5 client gets a DISCONNECT with the reason first [MQTT-4.13.1-1]."""
         if self.state == CLOSED:
             return
-        clients = self.clients
-        self._send_disconnect(reason_code, detail, clients.terms.server_reference(reason_code))
-        clients.close(self, True, f"{name(reason_code)}: {detail}")
+        self._send_disconnect(reason_code, detail, self.outbound.terms.server_reference(reason_code))
+        self.owner.close(self, True, f"{name(reason_code)}: {detail}")
 
     def _send_disconnect(self, reason_code: int, detail: str, server_reference: Optional[str]) -> None:
         if self.version >= 5 and self.state == CONNECTED:

@@ -43,7 +43,7 @@ class LinkReceiver:
 
 def open_link(connection: Connection, session: Session) -> None:
     """Have a new connection be a link: ``session`` stands for the sessions of the other core."""
-    connection.clients.connections.pop(connection, None)  # it is no client
+    connection.owner.release(connection)
     connection.is_link = True
     connection.restricted = False
     connection.version = 5

@@ -14,8 +14,9 @@ from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
 from mqttbroker.core.denials import Denials
 from mqttbroker.core.incomplete_packets import IncompletePackets
 from mqttbroker.core.rates import Throttle
-from sessions.context import Clock
-from sessions.counters import Counters
+from mqttbroker.core.terms import BrokerTerms
+from sessions.context import SessionContext
+from sessions.journal import Journal
 
 if TYPE_CHECKING:
     from mqttbroker.core.connection import Connection
@@ -25,7 +26,7 @@ LARGE_PART: Final = 65_536  # bytes; parts of this size are written as they are,
 
 
 class Outbound:
-    """State that all connections of one broker share: the clock, the counters, and the connections to flush.
+    """State that all connections of one broker share: the clock, the counters, the terms, and the connections to flush.
 
     ``max_backlog`` is the high-water mark of each outbox in bytes, ``max_blocked`` that of the outboxes of all clients
     whose socket is blocked, ``max_incomplete`` the limit of `IncompletePackets`. ``max_acks`` is the number of
@@ -34,15 +35,17 @@ class Outbound:
 
     def __init__(
         self,
-        clock: Clock,
-        counters: Counters,
+        context: SessionContext,
+        terms: BrokerTerms,
         max_backlog: int,
         max_blocked: int,
         max_incomplete: int,
         max_acks: int,
     ) -> None:
-        self.clock = clock
-        self.counters = counters
+        self.clock = context.clock
+        self.counters = context.counters
+        self.terms = terms
+        self._journal: Journal = context.journal
         self.max_backlog: i64 = max_backlog
         self.max_blocked: i64 = max_blocked
         self.max_acks: i64 = max_acks
@@ -55,7 +58,7 @@ class Outbound:
         self.connect_bytes: i64 = 0  # CONNECT packets that wait for an answer
         self.alias_bytes: i64 = 0  # topics of topic aliases, of all clients and in both directions
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
-        self.denials = Denials(clock)
+        self.denials = Denials(context.clock)
         self.flush_queue: List[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
         # One acknowledgement that waits for a commit is timed when `ack_sample_wanted`.
@@ -64,6 +67,11 @@ class Outbound:
         self.sampled_ack: Any = None
         self.ack_sampled_from = 0.0  # monotonic time
         self.store_failure = QUOTA_EXCEEDED  # reason code of the last failed commit
+
+    @property
+    def backlogged(self) -> bool:
+        """Whether the journal exceeds its limit; until the store catches up, no client is read."""
+        return self._journal.size > self.terms.max_pending_write_bytes
 
 
 class Outbox:

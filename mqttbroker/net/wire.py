@@ -709,7 +709,7 @@ class Wire:
 
     def _wait_for_store(self) -> None:
         """If the store blocks the connection, have it flushed when the store has caught up."""
-        if self.broker.commits.backlogged:
+        if self.broker.outbound.backlogged:
             self.broker.commits.paused[self.connection] = True
 
     # -- writing ----------------------------------------------------------------
