@@ -47,6 +47,10 @@ EVERYTHING = {
         {"name": "mqtts", "type": "tls", "port": 8883, "settings": "max_connections = 500"},
         {"name": "wss", "type": "wss", "port": 8084, "settings": 'origins = ["https://example.org"]'},
     ],
+    "ingress": {
+        "enabled": True, "className": "nginx", "listener": "wss", "hosts": ["mqtt.example.org"], "tlsSecret": "site-tls",
+        "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"},
+    },
     "tls": {"secret": "site-tls"},
     "workers": "auto",
     "metrics": {"serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}}},
@@ -98,6 +102,10 @@ def test_helm_lint_needs_no_values() -> None:
         ({"listeners": [{"name": "mqtt", "type": "tcp", "port": 80}]}, "port"),
         ({"workers": -1}, "workers"),
         ({"replicas": 3}, "replicas"),
+        ({"ingress": {"enabled": True, "listener": "mqtt", "hosts": ["a.example"]}}, "ingress.listener"),
+        ({"ingress": {"enabled": True, "listener": "absent", "hosts": ["a.example"]}}, "ingress.listener"),
+        ({"ingress": {"enabled": True, "listener": "ws"}, "listeners": [{"name": "ws", "type": "ws", "port": 8083}]}, "ingress.hosts"),
+        ({"ingress": {"path": "mqtt"}}, "path"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], name: str) -> None:
@@ -122,6 +130,19 @@ def test_the_services_reach_the_broker_and_nothing_else() -> None:
     assert [each["metadata"]["name"] for each in matched] == ["site-mqttbroker-http"]
     assert monitored["endpoints"][0]["port"] == "http"
     assert monitored["endpoints"][0]["authorization"]["credentials"] == {"name": "site-mqttbroker-http", "key": "token"}
+
+
+def test_the_ingress_reaches_the_websocket_listener() -> None:
+    objects = rendered(EVERYTHING)
+    ingress = objects["Ingress/site-mqttbroker"]["spec"]
+    (rule,) = ingress["rules"]
+    (path,) = rule["http"]["paths"]
+    service = objects[f"Service/{path['backend']['service']['name']}"]
+    port = path["backend"]["service"]["port"]["name"]
+    assert (rule["host"], path["path"], port) == ("mqtt.example.org", "/mqtt", "wss")
+    assert [each["port"] for each in service["spec"]["ports"] if each["name"] == port] == [8084]
+    assert ingress["tls"] == [{"hosts": ["mqtt.example.org"], "secretName": "site-tls"}]
+    assert "Ingress/site-mqttbroker" not in rendered()
 
 
 def test_the_container_may_write_to_its_volumes_only() -> None:
