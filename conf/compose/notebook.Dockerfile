@@ -7,9 +7,11 @@ COPY topic_matcher topic_matcher
 COPY sessions sessions
 COPY bridge_spark bridge_spark
 COPY mqttbroker mqttbroker
+# The versions are those that pyproject.toml allows.
+# hadolint ignore=DL3013
 RUN MQTTBROKER_COMPILE=0 pip install --no-cache-dir '.[spark,jdk,demo,notebook]' 'jupyterlab>=4.4,<5' \
-    && useradd --create-home notebook
-USER notebook
+    && useradd --uid 1000 --create-home notebook
+USER 1000
 WORKDIR /home/notebook/work
 EXPOSE 8888
 CMD ["sh", "-c", "exec jupyter lab --ip 0.0.0.0 --no-browser --IdentityProvider.token=\"$(cat \"$BROKER_TOKEN_FILE\")\" sensors.ipynb"]
