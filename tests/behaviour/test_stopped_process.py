@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import ssl
 import time
 from collections.abc import Iterator
@@ -12,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.broker_process import BrokerProcess, worker_pids
+from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.core import Core
 from support.manual_loop import Loop
@@ -45,15 +43,9 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def stopped(broker: BrokerProcess) -> Iterator[None]:
     """All processes of the broker are stopped for `STOPPED` seconds at least."""
     began = time.monotonic()
-    pids = [broker.pid, *worker_pids(broker.pid)]
-    for pid in pids:
-        os.kill(pid, signal.SIGSTOP)
-    try:
+    with broker.stopped():
         yield
         time.sleep(max(0.0, began + STOPPED - time.monotonic()))
-    finally:
-        for pid in reversed(pids):
-            os.kill(pid, signal.SIGCONT)
 
 
 def open_client(broker: BrokerProcess, kind: str) -> RawClient:

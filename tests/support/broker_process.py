@@ -145,6 +145,18 @@ class BrokerProcess:
         self.wait_for_log("event=started", START_SECONDS, self._first_line)
         return self.started()
 
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """Stop all its processes with SIGSTOP; what clients send meanwhile is there at once when they go on."""
+        pids = [self.pid, *worker_pids(self.pid)]
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in reversed(pids):
+                os.kill(pid, signal.SIGCONT)
+
     def close(self) -> None:
         """End it and remove its files; raises AssertionError if it had ended by itself or logged a traceback."""
         try:

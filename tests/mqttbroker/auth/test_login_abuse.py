@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import select
 import signal
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.metric_samples import samples
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 from support.tokens import public_pem, token
 
@@ -34,13 +36,13 @@ from mqttbroker.codec.reason_codes import (
 
 PASSWORD = b"secret"
 LINE = hash_password(PASSWORD)
-CHECKS = 100  # users: at 20 to 80 ms for a hash, two seconds or more without remembered passwords
+USERS = 100
 
 
 @pytest.fixture
 def users(tmp_path: Path) -> Path:
     path = tmp_path / "users"
-    path.write_text("".join(f"{name}:{LINE}\n" for name in ["alice", "bob"] + [f"device{n}" for n in range(CHECKS)]))
+    path.write_text("".join(f"{name}:{LINE}\n" for name in ["alice", "bob"] + [f"device{n}" for n in range(USERS)]))
     return path
 
 
@@ -48,7 +50,10 @@ Start = Callable[..., BrokerProcess]
 
 
 def configured(start_broker: Start, users: Path, **sections: Any) -> BrokerProcess:
-    return start_broker(config={"password_file": str(users), "allow_anonymous": False, **sections})
+    """A broker on which a hash may take any time, and a ban outlasts the test."""
+    sections["bans"] = {"first": "1h", "longest": "1h", **sections.get("bans", {})}
+    limits = {"connect_timeout": "1h"}
+    return start_broker(config={"password_file": str(users), "allow_anonymous": False, "limits": limits, **sections})
 
 
 def client(broker: BrokerProcess, host: str = "127.0.0.1", version: int = 5) -> RawClient:
@@ -56,7 +61,7 @@ def client(broker: BrokerProcess, host: str = "127.0.0.1", version: int = 5) -> 
     raw = RawClient(broker.port, version)
     if host != "127.0.0.1":
         raw.socket.close()
-        raw.socket = socket.create_connection(("127.0.0.1", broker.port), 5.0, (host, 0))
+        raw.socket = socket.create_connection(("127.0.0.1", broker.port), PATIENCE, (host, 0))
     return raw
 
 
@@ -65,42 +70,46 @@ def login(
 ) -> int:
     with client(broker, host, version) as raw:
         raw.send(Connect(f"c-{user}", version, True, 60, username=user, password=password))
-        return raw.expect(Connack, 20.0).reason_code
+        return raw.expect(Connack).reason_code
 
 
 # --- a fleet ------------------------------------------------------------------------------------------------------
 
 
-async def fleet(port: int, users: int, timeout: float) -> tuple[list[int], float]:
-    """All devices log in at once; their reason codes, and the seconds until the last answer."""
+async def fleet(port: int, devices: int) -> list[int]:
+    """All devices log in at once; their reason codes."""
 
     async def one(number: int) -> int:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        user = f"device{number % CHECKS}"
-        writer.write(Connect(f"d-{number}", 5, True, 60, username=user, password=PASSWORD).encode(5))
-        code = (await asyncio.wait_for(reader.readexactly(4), timeout))[3]
+        writer.write(Connect(f"d-{number}", 5, True, 60, username=f"device{number % USERS}", password=PASSWORD).encode(5))
+        code = (await reader.readexactly(4))[3]
         writer.close()
         return code
 
-    begin = time.monotonic()
-    return list(await asyncio.gather(*(one(number) for number in range(users)))), time.monotonic() - begin
+    return list(await asyncio.gather(*map(one, range(devices))))
+
+
+def hash_threads(broker: BrokerProcess) -> int:
+    """The threads that have computed hashes: a thread starts with the first one, at a lower priority."""
+    usual = os.getpriority(os.PRIO_PROCESS, broker.pid)
+    return sum(os.getpriority(os.PRIO_PROCESS, int(thread)) > usual for thread in os.listdir(f"/proc/{broker.pid}/task"))
 
 
 @pytest.mark.parametrize("kill", [False, True])
 def test_a_fleet_logs_in_without_hashes_after_a_restart(start_broker: Start, users: Path, kill: bool) -> None:
-    # Logins that wait longer than connect_timeout are accepted.
-    broker = configured(start_broker, users, limits={"connect_timeout": "2s"})
-    codes, cold = asyncio.run(fleet(broker.port, CHECKS, 60.0))
-    assert set(codes) == {0}
+    broker = configured(start_broker, users)
+    assert asyncio.run(fleet(broker.port, USERS)) == [0] * USERS
+    assert hash_threads(broker) > 0
     if kill:
         file = broker.data_dir / "proven_passwords"
-        complete = len(MAGIC) + PROOF_BYTES + CHECKS * RECORD_BYTES
+        complete = len(MAGIC) + PROOF_BYTES + USERS * RECORD_BYTES
         wait_until(lambda: file.exists() and file.stat().st_size == complete)
     broker.restart(kill)
-    codes, warm = asyncio.run(fleet(broker.port, 500, 10.0))
-    assert set(codes) == {0} and warm < max(2.0, cold)
-    assert f"event=proven_passwords_loaded records={CHECKS}" in broker.log
+    assert asyncio.run(fleet(broker.port, 500)) == [0] * 500
+    assert hash_threads(broker) == 0
+    assert f"event=proven_passwords_loaded records={USERS}" in broker.log
     assert login(broker, "device1", b"wrong") == BAD_USER_NAME_OR_PASSWORD
+    assert hash_threads(broker) > 0
 
 
 def test_a_password_changed_while_the_broker_is_down_is_wrong_after_it(start_broker: Start, users: Path) -> None:
@@ -129,9 +138,11 @@ def test_a_key_file_on_the_same_disk_is_refused_with_a_warning(start_broker: Sta
 
 def test_clients_that_leave_the_queue_cost_no_hash(start_broker: Start, users: Path) -> None:
     broker = configured(start_broker, users, bans={"failures": 0, "address_failures": 0})
-    for number in range(300):
-        with client(broker) as raw:
+    leaving = [client(broker) for _ in range(300)]
+    with broker.stopped():
+        for number, raw in enumerate(leaving):
             raw.send(Connect(f"c{number}", 5, True, 60, username="alice", password=b"%d" % number))
+            raw.close()
     assert login(broker, "bob") == 0
     assert samples(broker.get("/metrics"))["mqttbroker_logins_failed_total"] < 100
 
@@ -140,27 +151,33 @@ def test_clients_that_leave_the_queue_cost_no_hash(start_broker: Start, users: P
 
 
 @pytest.mark.parametrize("version, code", [(5, BANNED), (4, 5)])
-def test_guesses_lead_to_a_ban_that_ends(start_broker: Start, users: Path, version: int, code: int) -> None:
-    broker = configured(start_broker, users, bans={"failures": 3, "first": "2s"})
+def test_guesses_lead_to_a_ban(start_broker: Start, users: Path, version: int, code: int) -> None:
+    broker = configured(start_broker, users, bans={"failures": 3})
     wrong = BAD_USER_NAME_OR_PASSWORD if version == 5 else 5
     assert [login(broker, "alice", b"x", version=version) for _ in range(3)] == [wrong] * 3
-    broker.wait_for_log("event=banned address=127.0.0.1 user=alice .*cause=failed_logins seconds=2 offences=3")
+    broker.wait_for_log("event=banned address=127.0.0.1 user=alice .*cause=failed_logins seconds=3600 offences=3")
     assert login(broker, "alice", version=version) == code  # with the right password
     assert login(broker, "bob", version=version) == login(broker, "alice", host="127.0.0.2", version=version) == 0
     found = samples(broker.get("/metrics"))
     assert found["mqttbroker_bans"] == found["mqttbroker_bans_started_total/failed_logins"] == 1
     assert found["mqttbroker_logins_banned_total"] == 1
     assert found["mqttbroker_logins_failed_total"] == 3
-    wait_until(lambda: login(broker, "alice", version=version) == 0)
-    assert broker.log.count("event=banned") == 1
     broker.wait_for_log("event=refused client=c-alice .*a ban is in force.* user=alice ")
+
+
+def test_a_ban_ends(start_broker: Start, users: Path) -> None:
+    broker = configured(start_broker, users, bans={"failures": 3, "first": "1s"})
+    assert [login(broker, "alice", b"x") for _ in range(3)] == [BAD_USER_NAME_OR_PASSWORD] * 3
+    broker.wait_for_log("event=banned address=127.0.0.1 user=alice .* seconds=1 ")
+    wait_until(lambda: login(broker, "alice") == 0)
+    assert broker.log.count("event=banned") == 1
 
 
 def test_an_address_that_tries_many_names_is_banned(start_broker: Start, users: Path) -> None:
     broker = configured(start_broker, users, bans={"address_failures": 5})
     codes = [login(broker, f"nobody{number}", b"x", "127.0.0.7") for number in range(7)]
     assert codes == [BAD_USER_NAME_OR_PASSWORD] * 5 + [BANNED] * 2
-    broker.wait_for_log('event=banned address=127.0.0.7 user="" client="" cause=failed_logins seconds=10 offences=5')
+    broker.wait_for_log('event=banned address=127.0.0.7 user="" client="" cause=failed_logins seconds=3600 offences=5')
     assert login(broker, "alice") == 0
 
 
@@ -189,7 +206,7 @@ def test_exempt_addresses_are_not_banned(start_broker: Start, users: Path) -> No
 
 def test_changed_limits_of_bans_apply_after_sighup(start_broker: Start, users: Path) -> None:
     broker = configured(start_broker, users)
-    broker.config.write_text(broker.config.read_text() + "\n[bans]\nfailures = 1\n")
+    broker.config.write_text(broker.config.read_text().replace('"first"', '"failures" = 1, "first"'))
     os.kill(broker.pid, signal.SIGHUP)
     broker.wait_for_log("event=setting_changed key=bans.failures")
     assert [login(broker, "alice", b"x") for _ in range(2)] == [BAD_USER_NAME_OR_PASSWORD, BANNED]
@@ -224,28 +241,21 @@ def test_a_new_password_file_ends_the_bans_of_its_changed_users(start_broker: St
     assert login(broker, "alice", b"new") == 0
 
 
-@pytest.fixture
-def guessers() -> Iterator[list[RawClient]]:
-    clients: list[RawClient] = []
-    yield clients
-    for raw in clients:
-        raw.close()
-
-
-def test_a_first_right_login_among_200_guessing_addresses(
-    start_broker: Start, users: Path, guessers: list[RawClient]
-) -> None:
-    """A hash takes 20 ms on an idle machine, and the login waits for a few of them, not for 200."""
+def test_a_first_right_login_among_200_guessing_addresses(start_broker: Start, users: Path) -> None:
+    """It waits for a few hashes, not for 200."""
     broker = configured(start_broker, users)
-    for number in range(200):
-        guessers.append(client(broker, f"127.0.2.{number + 1}"))
-        guessers[-1].send(Connect(f"g-{number}", 5, True, 60, username=f"device{number % CHECKS}", password=b"guess"))
-    begin = time.monotonic()
-    assert login(broker, "alice", host="127.0.3.1") == 0
-    seconds = time.monotonic() - begin
-    failed = samples(broker.get("/metrics"))["mqttbroker_logins_failed_total"]
-    print(f"first right login: {seconds * 1000:.0f} ms, after {failed:.0f} guesses")
-    assert failed < 100
+    with ExitStack() as stack:
+        guessers = [stack.enter_context(client(broker, f"127.0.2.{number + 1}")) for number in range(200)]
+        right = stack.enter_context(client(broker, "127.0.3.1"))
+        with broker.stopped():
+            for number, guesser in enumerate(guessers):
+                guesser.send(Connect(f"g-{number}", 5, True, 60, username=f"device{number % USERS}", password=b"guess"))
+            right.send(Connect("c-alice", 5, True, 60, username="alice", password=PASSWORD))
+        assert right.expect(Connack).reason_code == 0
+        answered = select.poll()
+        for guesser in guessers:
+            answered.register(guesser.socket, select.POLLIN)
+        assert len(answered.poll(0)) < 100
     assert not re.search("reason=.*too many clients", broker.log)
 
 

@@ -8,7 +8,8 @@ import select
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from support.raw_client import RawClient
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
 from mqttbroker.auth.passwords import hash_password
-from mqttbroker.codec.packets import Connack, Connect, Publish
+from mqttbroker.codec.packets import Connack, Connect, Pingreq, Pingresp, Publish
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED
 from mqttbroker.net.abuse_limits import AddressLimits, HalfOpen
 from sessions.counters import Counters
@@ -83,6 +84,11 @@ def port_of(broker: BrokerProcess, kind: str) -> int:
     return [int(line.rpartition("port=")[2]) for line in broker.lines if f"event=listening type={kind}" in line][-1]
 
 
+def reached(broker: BrokerProcess, limit: str) -> float:
+    """How often clients have reached a limit."""
+    return samples(broker.get("/metrics")).get(f"mqttbroker_limits_reached_total/{limit}", 0)
+
+
 def client_from(broker: BrokerProcess, address: str, version: int = 5) -> StreamClient:
     broker.wait_for_log("event=started")
     sock = tcp_socket(port_of(broker, "tcp"))
@@ -92,34 +98,44 @@ def client_from(broker: BrokerProcess, address: str, version: int = 5) -> Stream
     return StreamClient(sock, version)
 
 
+def answers(clients: Sequence[RawClient]) -> Counter[tuple[int, int]]:
+    """The clients send CONNECT one after the other, and then wait: how often each version got each reason code.
+
+    So a limit of one per second is reached, however slow the machine is.
+    """
+    for number, client in enumerate(clients):
+        client.send(Connect(f"c{number}", client.version))
+    return Counter((client.version, client.expect(Connack).reason_code) for client in clients)
+
+
 def test_connects_of_one_address(start_broker: Start) -> None:
     broker = start_broker(config=proxied(max_connect_rate_per_address=1))
-    codes = []
-    for number in range(13):
-        with client_from(broker, f"2001:db8::{number}") as client:
-            codes.append(client.connect("c").reason_code)
-    assert codes[:10] == [0] * 10 and CONNECTION_RATE_EXCEEDED in codes[10:]
-    with client_from(broker, "2001:db8::99", version=4) as client:
-        assert client.connect("c").reason_code == 3
-    with client_from(broker, "2001:db8:0:1::1") as client:
-        assert client.connect("c").reason_code == 0
+    with ExitStack() as stack:
+        found = answers([stack.enter_context(client_from(broker, f"2001:db8::{number}", 5 - number % 2)) for number in range(40)])
+        assert found[5, 0] + found[4, 0] >= 10 and found[5, CONNECTION_RATE_EXCEEDED] and found[4, 3]
+        assert found.keys() <= {(5, 0), (4, 0), (5, CONNECTION_RATE_EXCEEDED), (4, 3)}
+        other = stack.enter_context(client_from(broker, "2001:db8:0:1::1"))
+        assert other.connect("c").reason_code == 0
     broker.wait_for_log('reason="Connection rate exceeded .0x9F.: too many connects of this address" user="" listener=')
 
 
 @pytest.mark.parametrize("kind", ["tls", "wss"])
 def test_connects_of_one_address_with_tls(start_broker: Start, tmp_path: Path, kind: str) -> None:
     files = CertificateFiles(tmp_path)
-    broker = start_broker(config={**files.config(kind), "limits": {"max_connect_rate_per_address": 1}})
+    limits = {"max_connect_rate_per_address": 1, "connect_timeout": "1h"}
+    broker = start_broker(config={**files.config(kind), "limits": limits})
     port = int(broker.wait_for_log(rf"event=listening type={kind} .*port=(\d+)")[1])
     accepted, closed = 0, 0
-    for number in range(13):
-        try:
-            with files.client().wrap_socket(tcp_socket(port), server_hostname="localhost") as sock:
+    with ExitStack() as stack:
+        # All are open before the first handshake, which takes some time.
+        for number, opened in enumerate([stack.enter_context(tcp_socket(port)) for _ in range(40)]):
+            try:
+                sock = stack.enter_context(files.client().wrap_socket(opened, server_hostname="localhost"))
                 client = StreamClient(WebSocketStream(sock) if kind == "wss" else sock)
                 accepted += client.connect(f"c{number}").reason_code == 0
-        except OSError:
-            closed += 1
-    assert accepted >= 10 and closed >= 1 and accepted + closed == 13
+            except OSError:
+                closed += 1
+    assert accepted >= 10 and closed >= 1 and accepted + closed == 40
     broker.wait_for_log('event=refused client="" .* reason="too many connects of this address"')
 
 
@@ -133,13 +149,12 @@ def test_connections_of_one_address(start_broker: Start) -> None:
         assert other.connect("other").reason_code == 0
         one.disconnect()
         broker.wait_for_log("event=disconnected client=one ")
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
+
+        def accepted() -> bool:
             with client_from(broker, "192.0.2.1") as again:
-                if again.connect("again").reason_code == 0:
-                    break
-        else:
-            pytest.fail("the closed connection still counts")
+                return again.connect("again").reason_code == 0
+
+        wait_until(accepted)  # until the closed connection counts no more
 
 
 def test_publish_rate(start_broker: Start) -> None:
@@ -148,11 +163,11 @@ def test_publish_rate(start_broker: Start) -> None:
         assert loud.connect("loud", keep_alive=1).reason_code == quiet.connect("quiet").reason_code == 0
         quiet.subscribe("t/#")
         begin = time.monotonic()
-        loud.send(*(Publish(f"t/{number}", bytes(200), 0) for number in range(700)))
+        loud.send(*(Publish(f"t/{number}", bytes(200), 0) for number in range(700)), Pingreq())
         for number in range(700):
             assert quiet.wait_for(Publish).topic == f"t/{number}"
+        loud.expect(Pingresp)  # its keep alive does not end while it is not read
         assert time.monotonic() - begin > 2.0  # the first second's worth comes at once
-        loud.ping()  # the keep alive of a client that is not read goes on
 
 
 def test_receive_rate_and_reload(start_broker: Start) -> None:
@@ -170,9 +185,9 @@ def test_receive_rate_and_reload(start_broker: Start) -> None:
     broker.wait_for_log("event=reloaded")
     with RawClient(broker.port) as fast:
         fast.connect("fast")
-        begin = time.monotonic()
+        before = reached(broker, "max_receive_rate")
         assert fast.publish("t", bytes(3_000_000), 1) < 0x80
-        assert time.monotonic() - begin < 20  # at the old rate it takes 29 s
+        assert reached(broker, "max_receive_rate") == before >= 1
 
 
 def test_many_clients_of_one_address_by_default(start_broker: Start) -> None:
@@ -189,15 +204,13 @@ def test_connects_of_one_listener(start_broker: Start) -> None:
     config = proxied()
     config["listeners"][1]["max_connect_rate"] = 1
     broker = start_broker(config=config)
-    codes = []
-    for number in range(13):
-        with client_from(broker, f"192.0.2.{number}", version=5 - number % 2) as client:
-            codes.append(client.connect("c").reason_code)
-    assert codes[:10] == [0] * 10 and {CONNECTION_RATE_EXCEEDED, 3} & set(codes[10:])
+    with ExitStack() as stack:
+        found = answers([stack.enter_context(client_from(broker, f"192.0.2.{number}", 5 - number % 2)) for number in range(40)])
+    assert found[5, 0] + found[4, 0] >= 10 and found[5, CONNECTION_RATE_EXCEEDED] + found[4, 3] >= 1
     for number in range(20):
         with RawClient(broker.port) as plain:
             assert plain.connect("d").reason_code == 0
-    assert samples(broker.get("/metrics"))["mqttbroker_limits_reached_total/max_connect_rate"] >= 1
+    assert reached(broker, "max_connect_rate") >= 1
 
 
 def readable(sockets: list[socket.socket]) -> list[socket.socket]:
@@ -208,7 +221,7 @@ def readable(sockets: list[socket.socket]) -> list[socket.socket]:
 def test_half_open_connections_of_one_address(start_broker: Start, tmp_path: Path, kind: str) -> None:
     files = CertificateFiles(tmp_path)
     config = files.config(kind) if kind == "tls" else {"listeners": [{"host": "127.0.0.1"}, {"port": 0, "type": kind}]}
-    broker = start_broker(config={**config, "limits": {"max_half_open_per_address": 5}})
+    broker = start_broker(config={**config, "limits": {"max_half_open_per_address": 5, "connect_timeout": "1h"}})
     broker.wait_for_log("event=started")
     port = port_of(broker, kind)
     with ExitStack() as stack:
@@ -289,9 +302,9 @@ def test_rate_to_all_clients_of_a_listener(start_broker: Start) -> None:
             client.connect(f"c{number}")
             client.subscribe(f"t/{number}", options=1)
         begin = time.monotonic()
-        for number in range(100):
-            for topic in ("t/1", "t/2", "t/3", "t/4"):
-                publisher.publish(topic, str(number).encode(), 1)
+        publisher.send(*(
+            Publish(f"t/{topic}", b"%d" % number, 1, packet_id=4 * number + topic) for number in range(100) for topic in (1, 2, 3, 4)
+        ))  # fmt: skip
         for client in (free, *clients):
             assert [int(client.take().payload) for _ in range(100)] == list(range(100))
         assert time.monotonic() - begin > 1.5
