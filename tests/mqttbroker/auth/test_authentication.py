@@ -17,6 +17,7 @@ import paho.mqtt.client as paho
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.auth.authentication import NICENESS, PasswordAuthenticator
@@ -244,20 +245,28 @@ async def test_logins_are_refused_while_every_check_hangs(start: Callable[..., P
     slow.permits.release(2)
     while authenticator._stuck:
         await asyncio.sleep(0.001)
+    authenticator.timeout = PATIENCE
     again = FakeRequest("alice", b"right")
     authenticator.submit(again)
     assert await again.answer is True
 
 
-async def test_logins_wait_longer_than_the_timeout_of_a_check(start: Callable[..., PasswordAuthenticator]) -> None:
+async def test_logins_wait_longer_than_the_timeout_of_a_check(
+    start: Callable[..., PasswordAuthenticator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time()
+    monkeypatch.setattr(loop, "time", lambda: now)
     slow = SlowHash(b"right")
     authenticator = start(users(**{f"user{number}": slow for number in range(20)}), timeout=1.0, workers=1)
     logins = [FakeRequest(f"user{number}", b"right") for number in range(20)]
     for asked in logins:
         authenticator.submit(asked)
-    for _ in range(20):
-        await asyncio.sleep(0.06)
+    for number in range(20):
+        now += 0.6
         slow.permits.release()
+        while sum(asked.answer.done() for asked in logins) <= number:
+            await asyncio.sleep(0)
     assert await asyncio.gather(*(asked.answer for asked in logins)) == [True] * 20
 
 
@@ -494,7 +503,7 @@ def test_mosquitto_clients_connect(guarded: PasswordBroker, command: str) -> Non
         for password, status in (("secret", 0), ("wrong", None)):
             done = subprocess.run(
                 [command, "-p", str(guarded.process.port), "-u", "alice", "-P", password, "-t", "public/motd", *tail],
-                capture_output=True, timeout=20, check=False,
+                capture_output=True, timeout=PATIENCE, check=False,
             )  # fmt: skip
             assert (done.returncode == 0) is (status == 0)
 
