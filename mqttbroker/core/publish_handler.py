@@ -426,7 +426,8 @@ class PublishHandler:
         if connection.version >= 5 and not route.matched and not route.logged:
             gate.reason_code = NO_MATCHING_SUBSCRIBERS
         publisher.publish(outgoing, route, session, gate if journal.gated else None)
-        if message.qos == 2 and session.id != 0 and (gate.pending > 0 or not journal.gated):
+        # A message that clears nothing changes nothing on disk, and would clear what came after it if it were handled again.
+        if message.qos == 2 and session.id != 0 and (gate.pending > 0 or message.retain or not journal.gated):
             session.received_stored(packet_id)
             journal.add_received(session.id, packet_id)
             if journal.gated:

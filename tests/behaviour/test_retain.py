@@ -299,6 +299,30 @@ def test_retained_messages_survive_a_restart(tmp_path: Path, qos: int) -> None:
         assert stored is not None and core.broker.retained.size == stored.size
 
 
+@pytest.mark.parametrize("cleared_before", [False, True])
+def test_a_message_that_cleared_nothing_is_not_handled_again_after_a_kill(tmp_path: Path, cleared_before: bool) -> None:
+    """Its publisher sends it again, and the next one of the topic; the broker has that one already."""
+    with Core(tmp_path) as core:
+        stays = Properties()
+        stays.session_expiry_interval = 1000
+        publisher = core.connect("p", properties=stays)
+        if cleared_before:
+            publisher.publish("t", b"old", 1, True)
+            publisher.publish("t", b"", 1, True)
+        packets = [Publish("t", payload, 2, True, False, number) for number, payload in ((1, b""), (2, b"new"))]
+        publisher.send(*packets)
+        core.kill()
+        publisher = core.connect("p", clean_start=False, properties=stays)
+        assert publisher.connack.session_present
+        for packet in packets:
+            packet.dup = True
+        publisher.send(*packets)
+        assert [publisher.expect(Pubrec).packet_id for _ in packets] == [1, 2]
+        reader = core.connect("r")
+        reader.subscribe("t")
+        assert reader.take().payload == b"new"
+
+
 def test_a_retained_message_is_acknowledged_after_its_commit(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         publisher, other = core.connect("p"), core.connect("o")
