@@ -204,10 +204,10 @@ abuse: $(VENV)/extras build
 # decides the kills. CHAOS_ARGS="--workers 4 --only-workers" kills connection workers, each of which may end 9 times in a minute.
 CHAOS_ARGS ?=
 CHAOS_KILLS ?= 50
-CHAOS_SECONDS ?= 120
+CHAOS_MESSAGES ?= 24000
 CHAOS_SEED ?= 1
 chaos: $(VENV)/extras build
-	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --seconds $(CHAOS_SECONDS) --seed $(CHAOS_SEED) $(CHAOS_ARGS)
+	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m chaos.run --kills $(CHAOS_KILLS) --messages $(CHAOS_MESSAGES) --seed $(CHAOS_SEED) $(CHAOS_ARGS)
 
 # Kills and stops nodes and Kafka brokers of a cluster under load, cuts and delays their links (Linux, as root), then compares
 # as `chaos` does, and with the logs in Kafka; takes about two hours. CHAOS_ARGS="--nodes 5 --kafka 5 --both 2 --stops 10

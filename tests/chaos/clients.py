@@ -19,6 +19,7 @@ TOPICS = ("chaos/{}/both", "chaos/{}/too", "chaos/{}/queue", "log/{}")
 SUBSCRIBED = "chaos/#"
 STREAM_FILTERS = ("chaos/+/both", "chaos/+/too", "log/#")
 WINDOW = 40  # messages in flight per publisher
+AHEAD = 100  # messages that publishers send beyond those that are awaited
 TRIES = 50  # round trips within which retained messages must arrive
 
 
@@ -56,10 +57,10 @@ class Client(Device):
                 await asyncio.sleep(stay.away)
 
     async def stay_connected(self, broker: Broker) -> None:
-        """Connect, and reconnect whenever the connection ends."""
+        """Connect, and reconnect whenever the connection ends; an open one must not be slow, since all wait for it."""
         while True:
             link = self.link
-            if link is None or not link.up:
+            if link is None or not link.up or link.is_slow:
                 link = await self._connect(broker, Stay(0, 0, CUT, 0, False, 65535))
             await link.closed.wait()
 
@@ -92,12 +93,36 @@ class Client(Device):
             link.cut()
 
 
+class Quota:
+    """The messages that all publishers together may send, so that a slow broker has as many as a fast one."""
+
+    def __init__(self) -> None:
+        self._sent = 0
+        self._awaited = 0
+        self._changed = asyncio.Condition()
+
+    async def take(self) -> None:
+        """Wait until one more may be sent."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._sent < self._awaited + AHEAD)
+            self._sent += 1
+            self._changed.notify_all()
+
+    async def sent(self, count: int) -> None:
+        """Permit ``count`` more messages, and wait until they were sent."""
+        async with self._changed:
+            self._awaited += count
+            self._changed.notify_all()
+            await self._changed.wait_for(lambda: self._sent >= self._awaited)
+
+
 class Publisher(Client):
     """Publishes at QoS 1 and 2 to several topics; some messages are retained."""
 
-    def __init__(self, name: str, version: int, record: Record, load: Load) -> None:
+    def __init__(self, name: str, version: int, record: Record, load: Load, quota: Optional[Quota] = None) -> None:
         super().__init__(name, version, record)
         self.load = load
+        self.quota = quota
         self.room = asyncio.Event()
 
     async def publish_all(self) -> None:
@@ -105,6 +130,8 @@ class Publisher(Client):
             burst = self.load.next()
             await asyncio.sleep(burst.pause)
             for choice in burst.messages:
+                if self.quota is not None:
+                    await self.quota.take()
                 while not self.up or len(self.outgoing) >= WINDOW:
                     self.room.clear()
                     await self.room.wait()

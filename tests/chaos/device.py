@@ -59,6 +59,10 @@ class Link(asyncio.Protocol):
         self._answers: list[tuple[bytes, int]] = []
         self._bytes = b""
 
+    @property
+    def is_slow(self) -> bool:
+        return self.ack_delay > 0 or self.receive_maximum < 65535
+
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport

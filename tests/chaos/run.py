@@ -15,7 +15,17 @@ from typing import Any, Optional
 
 from support.broker_process import BrokerProcess, worker_pids
 
-from chaos.clients import STREAM_FILTERS, SUBSCRIBED, TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
+from chaos.clients import (
+    STREAM_FILTERS,
+    SUBSCRIBED,
+    TOPICS,
+    Broker,
+    Client,
+    Publisher,
+    Quota,
+    RetainedReader,
+    Subscriber,
+)
 from chaos.log_reader import LogReader, StoredRecord
 from chaos.record import PROTOCOL, Record
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Life, Load, lives
@@ -37,10 +47,10 @@ CONFIG: dict[str, Any] = {
 
 
 class Run:
-    """One run: a broker is killed ``kills`` times in ``seconds``. One with ``workers`` loses one of them before each
-    kill, or, with ``only_workers``, in the place of each kill."""
+    """One run: a broker is killed ``kills`` times within ``messages``. One with ``workers`` loses one of them before
+    each kill, or, with ``only_workers``, in the place of each kill."""
 
-    def __init__(self, seed: str, kills: int, seconds: float, workers: int = 0, only_workers: bool = False) -> None:
+    def __init__(self, seed: str, kills: int, messages: int, workers: int = 0, only_workers: bool = False) -> None:
         self.seed = seed
         self.record = record = Record()
         arguments = ["--http-port", "off", *(["--workers", str(workers)] if workers else [])]
@@ -48,8 +58,9 @@ class Run:
         self.workers = Random(f"{seed}:workers") if workers else None
         self.only_workers = only_workers
         self.outages: list[float] = []  # seconds from the kill of a worker until the next one listens
+        self.quota = Quota()
         self.publishers = [
-            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
+            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3), self.quota)
             for n in range(5)
         ]
         self.subscribers = [
@@ -61,7 +72,7 @@ class Run:
             *(Subscriber(f"member-{n}", 4 + n % 2, record, 2, "group") for n in range(3)),
         ]
         self.persistent: list[Client] = [*self.publishers, *self.subscribers]
-        self.lives = lives(seed, kills, seconds, len(self.persistent))
+        self.lives = lives(seed, kills, messages, len(self.persistent))
         self.transient = Subscriber("visitor", 5, record, 2, persistent=False)
         self.readers = [RetainedReader(f"reader-v{version}", version, record, seed) for version in (4, 5)]
         self.early_reads: list[StoredRecord] = []
@@ -113,12 +124,12 @@ class Run:
             await self._live_without_a_worker(life)
             return
         if self.workers is None:
-            await asyncio.sleep(life.seconds)
+            await self.quota.sent(life.messages)
         else:
-            await asyncio.sleep(life.seconds / 2)
+            await self.quota.sent(life.messages // 2)
             if await asyncio.to_thread(kill_worker, self.process, self.workers):
                 self.record.counts["worker kills"] += 1
-            await asyncio.sleep(life.seconds / 2)
+            await self.quota.sent(life.messages // 2)
         unread = [self.persistent[number].stop_reading() for number in sorted(life.not_reading)]
         if life.trigger:
             await self._wait_for_trigger(life)
@@ -141,7 +152,7 @@ class Run:
 
     async def _live_without_a_worker(self, life: Life) -> None:
         """Let the broker run, kill a worker and wait for the next one."""
-        await asyncio.sleep(life.seconds)
+        await self.quota.sent(life.messages)
         unread = [self.persistent[number].stop_reading() for number in sorted(life.not_reading)]
         await self._wait_for_trigger(life) if life.trigger else await asyncio.sleep(life.not_reading_s)
         assert self.workers is not None
@@ -249,11 +260,11 @@ def kill_worker(process: BrokerProcess, random: Random) -> bool:
 
 
 async def chaos(
-    seed: str, kills: int, seconds: float, workers: int = 0, only_workers: bool = False
+    seed: str, kills: int, messages: int, workers: int = 0, only_workers: bool = False
 ) -> tuple[Record, str]:
     """Run; return the checked record and its summary."""
     begin = time.monotonic()
-    run = Run(seed, kills, seconds, workers, only_workers)
+    run = Run(seed, kills, messages, workers, only_workers)
     try:
         await run.run()
     finally:
@@ -264,7 +275,7 @@ async def chaos(
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make chaos", description="Kill a broker under load and check what it kept.")
     parser.add_argument("--kills", type=int, default=50)
-    parser.add_argument("--seconds", type=float, default=120.0, help="total running time of the broker")
+    parser.add_argument("--messages", type=int, default=24_000, help="messages published meanwhile: about 200 in a second")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--workers", type=int, default=0, help="connection workers, which are killed, too")
     parser.add_argument("--only-workers", action="store_true", help="kill workers, and never the broker's process")
@@ -272,7 +283,7 @@ def main() -> int:
     if options.only_workers and not options.workers:
         parser.error("--only-workers needs --workers")
     record, summary = asyncio.run(
-        chaos(options.seed, options.kills, options.seconds, options.workers, options.only_workers)
+        chaos(options.seed, options.kills, options.messages, options.workers, options.only_workers)
     )
     found = findings(record)
     print(summary)

@@ -16,9 +16,10 @@ TRIGGERS = ("", "", "Puback", "Pubrec", "Pubcomp", "Publish", "Pubrel")
 
 
 class Life(NamedTuple):
-    """One life of the broker: it is killed after ``seconds`` and then ``count`` packets of the kind ``trigger``."""
+    """One life of the broker: it is killed after ``messages`` of publishers and then ``count`` packets of the kind
+    ``trigger``."""
 
-    seconds: float
+    messages: int
     trigger: str
     count: int
     restart_kill_s: float  # killed again so long after the restart; 0 for not
@@ -44,13 +45,13 @@ class Burst(NamedTuple):
     messages: list[tuple[int, int, bool, int]]
 
 
-def lives(seed: str, kills: int, seconds: float, clients: int) -> list[Life]:
-    """A schedule of ``kills`` lives that take ``seconds`` in total, with ``clients`` clients."""
+def lives(seed: str, kills: int, messages: int, clients: int) -> list[Life]:
+    """A schedule of ``kills`` lives with about so many ``messages`` in total, with ``clients`` clients."""
     random = Random(f"{seed}:broker")
     weights = [random.expovariate(1) + 0.05 for _ in range(kills)]
     return [
         Life(
-            seconds * weight / sum(weights),
+            round(messages * weight / sum(weights)),
             random.choice(TRIGGERS),
             random.randint(1, 40),
             random.choice((0.0,) * 6 + (random.uniform(0.05, 0.8),)),

@@ -13,7 +13,7 @@ from chaos.verdict import findings, judge_deliveries, table
 
 @pytest.mark.timeout(180)
 async def test_a_broker_that_is_killed_five_times_keeps_its_promises() -> None:
-    record, summary = await chaos("short", 5, 4.0)
+    record, summary = await chaos("short", 5, 800)
     assert not findings(record), f"{summary}\n{findings(record)}"
     unused = [row for row in record.faults if not record.checked[row]]
     assert not unused, f"nothing was checked of: {unused}"
@@ -22,14 +22,14 @@ async def test_a_broker_that_is_killed_five_times_keeps_its_promises() -> None:
 
 @pytest.mark.timeout(180)
 async def test_a_broker_whose_workers_are_killed_too_keeps_its_promises() -> None:
-    record, summary = await chaos("workers", 3, 6.0, workers=2)
+    record, summary = await chaos("workers", 3, 600, workers=2)
     assert not findings(record), f"{summary}\n{findings(record)}"
     assert record.counts["kills"] == 3 and record.counts["worker kills"] == 3
 
 
 @pytest.mark.timeout(180)
 async def test_a_broker_of_which_only_workers_are_killed_keeps_its_promises() -> None:
-    record, summary = await chaos("only-workers", 5, 4.0, workers=2, only_workers=True)
+    record, summary = await chaos("only-workers", 5, 800, workers=2, only_workers=True)
     assert not findings(record), f"{summary}\n{findings(record)}"
     assert record.counts["kills"] == 0 and record.counts["worker kills"] == 5
 
@@ -37,7 +37,7 @@ async def test_a_broker_of_which_only_workers_are_killed_keeps_its_promises() ->
 def test_a_seed_determines_the_schedule() -> None:
     def schedule(seed: str) -> list[object]:
         habits, load = Habits(seed, "a", 1.0, 1.0), Load(seed, "a", 3, 1.0)
-        return [lives(seed, 10, 60.0, 12), [habits.next() for _ in range(20)], [load.next() for _ in range(20)]]
+        return [lives(seed, 10, 1000, 12), [habits.next() for _ in range(20)], [load.next() for _ in range(20)]]
 
     assert schedule("1") == schedule("1")
     assert schedule("1") != schedule("2")
