@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from support.cluster_nodes import ClusterNodes
 from support.clustered_broker import shared_kafka
+from support.patience import PATIENCE
 from support.properties import session_expiry
 from support.raw_client import RawClient
 
@@ -131,7 +132,7 @@ def test_status_topics_tell_of_the_cluster(nodes: ClusterNodes, shard: int) -> N
             "nodes": b"1", "shards": b"%d" % SHARDS, "shard": b"%d" % shard, "epoch": b"", "bus_lag": b"0", "links_missing": b"none"
         }  # fmt: skip
         found: dict[str, bytes] = {}
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         while found != wanted:
             assert time.monotonic() < until, found
             client.subscribe("$SYS/broker/cluster/#", options=0)

@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+from support.patience import PATIENCE
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -149,15 +150,13 @@ def test_counted_refusals_are_bounded() -> None:
 
 
 UNREAD = """
-import logging, sys, time
+import logging, sys
 from mqttbroker import logs
 from mqttbroker.log_targets import Stderr
 logs.configure("info", "text")
-start = time.monotonic()
 for number in range(50_000):
     logging.info("event=connected client=%d", number)
-longest = time.monotonic() - start
-print(longest < 20, logs.dropped_lines() >= 30_000, flush=True)
+print(logs.dropped_lines() >= 30_000, flush=True)
 """
 
 
@@ -165,12 +164,12 @@ def test_unread_stderr_blocks_neither_the_program_nor_its_end() -> None:
     reader, writer = os.pipe()  # never read
     try:
         done = subprocess.run(
-            [sys.executable, "-c", UNREAD], stdout=subprocess.PIPE, stderr=writer, text=True, timeout=50
+            [sys.executable, "-c", UNREAD], stdout=subprocess.PIPE, stderr=writer, text=True, timeout=4 * PATIENCE
         )
     finally:
         os.close(reader)
         os.close(writer)
-    assert (done.returncode, done.stdout) == (0, "True True\n")
+    assert (done.returncode, done.stdout) == (0, "True\n")
 
 
 def test_dropped_lines_are_reported(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Callable
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 from support.service_manager import NotifySocket
 
@@ -93,7 +94,7 @@ def test_signs_of_life_are_sent_if_they_are_expected(variables: dict[str, str], 
 
     async def run() -> bool:
         try:
-            await asyncio.wait_for(task, 0.2)
+            await asyncio.wait_for(task, 0.2 if alive else PATIENCE)
         except TimeoutError:
             return True
         return False

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.patience import PATIENCE
 from support.sealed_log import seal_closed
 
 from bridge_spark.log.sealed.row_process import ProcessEnded, RowProcess, SealedBatch
@@ -69,7 +70,7 @@ def read(logs: StreamLogs) -> ReadRequest:
         user = User()
         reads.request(user, ReadRequest("s", 0, 0, -1, -1, 4096, False))
         try:
-            return await asyncio.wait_for(user.answer, 20)
+            return await asyncio.wait_for(user.answer, PATIENCE)
         finally:
             threads.stop()
 

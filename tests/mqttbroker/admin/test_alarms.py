@@ -63,7 +63,7 @@ def test_the_last_cleared_alarms_are_remembered() -> None:
 
 
 def next_alarm(client: RawClient) -> tuple[str, Any]:
-    packet = client.wait_for(Publish, 15.0)
+    packet = client.wait_for(Publish)
     return packet.topic.removeprefix("$SYS/broker/alarms/"), json.loads(packet.payload)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest_asyncio
 from support.broker_process import BrokerProcess
 from support.core import Core
 from support.metric_samples import samples
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.admin.control import ControlError, Slices
@@ -177,16 +177,15 @@ def test_metrics_and_readiness_of_a_busy_broker(start_broker: Callable[..., Brok
                 scrapes.append(samples(broker.get("/metrics"))["mqttbroker_publish_received_total"])
                 assert broker.get("/readyz")
             except OSError:
-                assert stopped.wait(20), "HTTP failed while the broker was running"
+                assert stopped.wait(PATIENCE), "HTTP failed while the broker was running"
 
     threads = [threading.Thread(target=scrape) for _ in range(3)]
     with RawClient(broker.port) as client:
         client.connect("c")
         for thread in threads:
             thread.start()
-        deadline = time.monotonic() + 2
         sent = 0
-        while time.monotonic() < deadline:
+        while sent < 1000 or len(scrapes) < 10:
             client.publish("t", b"x", 1)
             sent += 1
         assert samples(broker.get("/metrics"))["mqttbroker_publish_received_total"] == sent
@@ -194,4 +193,4 @@ def test_metrics_and_readiness_of_a_busy_broker(start_broker: Callable[..., Brok
     assert broker.terminate() == 0
     for thread in threads:
         thread.join()
-    assert len(scrapes) > 3 and scrapes[-1] <= sent and min(scrapes) >= 0
+    assert scrapes[-1] <= sent and min(scrapes) >= 0

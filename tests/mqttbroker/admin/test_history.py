@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.admin.history import MAX_STREAMS, History, _Quantile
@@ -83,7 +84,7 @@ def test_api_has_the_samples_of_counters_latencies_and_streams(start_broker: Sta
         assert (found["interval"], found["length"]) == (1, 60)
         assert (found["values"]["clients"], found["values"]["stream/plant/records"]) == (1, 7)
         assert found["values"]["publish_received"] == 7 and not any(key.startswith("latency/") for key in found["values"])
-        until = time.monotonic() + 20
+        until = time.monotonic() + PATIENCE
         while found["series"].get("stream/plant/records", [0])[-1:] != [7]:
             assert time.monotonic() < until
             found = api.get("/history")

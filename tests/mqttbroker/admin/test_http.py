@@ -18,6 +18,7 @@ from typing import Any, Dict, Iterator, List, Optional, Tuple
 import pytest
 from support.broker_process import BrokerProcess
 from support.http_server import http_server
+from support.patience import PATIENCE
 
 from bridge_spark.log.record_batch import iter_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
@@ -70,7 +71,7 @@ class Service:
     def get(
         self, path: str, headers: Optional[Dict[str, str]] = None, method: str = "GET"
     ) -> Tuple[int, Dict[str, str], bytes]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
         try:
             connection.request(method, path, headers=headers or {})
             response = connection.getresponse()
@@ -428,7 +429,7 @@ def test_stop_does_not_wait_for_a_stalled_reader(
 def test_malformed_http_is_refused_without_a_stack_in_the_log(start_broker: Callable[..., BrokerProcess],
                                                               request_bytes: bytes) -> None:
     broker = start_broker(config={"log": {"level": "debug"}, "streams": {"x": {"filters": ["#"]}}})
-    with socket.create_connection((broker.host, broker.http_port), timeout=10) as sock:
+    with socket.create_connection((broker.host, broker.http_port), timeout=PATIENCE) as sock:
         sock.sendall(request_bytes)
         assert b" 400 " in sock.recv(4096)
         address = ":".join(map(str, sock.getsockname()))

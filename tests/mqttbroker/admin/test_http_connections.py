@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 import pytest
+from support.patience import PATIENCE
 
 from mqttbroker.admin.http_connections import HttpConnections
 
@@ -57,7 +58,7 @@ def test_idle_client_is_one_that_takes_no_byte_of_its_answer(unsent: list[int], 
         connections, sizes = HttpConnections(1, 0.001), iter(unsent)
         transport = ScriptedTransport(sizes)
         connections.opened(transport)
-        found: str = await asyncio.wait_for(transport.ended, 10)
+        found: str = await asyncio.wait_for(transport.ended, PATIENCE)
         assert list(sizes) == []
         return found
 

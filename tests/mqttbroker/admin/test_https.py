@@ -15,6 +15,7 @@ from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.config_files import problems, write
 from support.metric_samples import samples
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 from support.stream_client import tcp_socket
 
@@ -34,7 +35,7 @@ def secure(files: CertificateFiles, **more: Any) -> dict[str, Any]:
 
 
 def get(broker: BrokerProcess, context: ssl.SSLContext, path: str, byte_range: str = "") -> tuple[int, bytes]:
-    connection = http.client.HTTPSConnection("localhost", broker.http_port, timeout=20, context=context)
+    connection = http.client.HTTPSConnection("localhost", broker.http_port, timeout=PATIENCE, context=context)
     connection.request("GET", path, headers={"Range": f"bytes={byte_range}"} if byte_range else {})
     response = connection.getresponse()
     try:
@@ -60,7 +61,7 @@ def test_stream_files_over_tls(start_broker: Start, files: CertificateFiles) -> 
 def test_new_certificates_after_sighup(start_broker: Start, files: CertificateFiles) -> None:
     broker = start_broker(config=secure(files))
     before = files.client()
-    kept = http.client.HTTPSConnection("localhost", broker.http_port, timeout=20, context=before)
+    kept = http.client.HTTPSConnection("localhost", broker.http_port, timeout=PATIENCE, context=before)
     kept.connect()
 
     def reload(event: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from support.broker_process import BrokerProcess
 from support.core import Core
 from support.metric_samples import samples
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Publish
@@ -24,7 +25,7 @@ def test_latencies_are_measured_while_messages_are_stored_and_delivered(
     with RawClient(broker.port) as client:
         client.connect("c")
         client.subscribe("a/#", options=0)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while True:
             client.publish("a/1", b"x", 1)
             found = samples(broker.get("/metrics"))

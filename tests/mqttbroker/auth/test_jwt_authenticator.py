@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 import pytest
 from support.key_server import KeyServer
+from support.patience import PATIENCE
 from support.tokens import SECRET, jwk, key_set, public_pem, token
 
 from mqttbroker.auth import jwt_authenticator
@@ -91,7 +92,7 @@ def server() -> Iterator[KeyServer]:
 async def ask(authenticator: JwtAuthenticator, password: Optional[str], **fields: Any) -> Any:
     asked = Asked(password, **fields)
     authenticator.authenticate(asked)
-    return await asyncio.wait_for(asked.answer, 10)
+    return await asyncio.wait_for(asked.answer, PATIENCE)
 
 
 # --- which logins -------------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ async def fetched(authenticator: JwtAuthenticator, count: int) -> None:
     """Wait until that many fetches have ended."""
     jwks = authenticator.jwks
     assert jwks is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while jwks.successes + jwks.failures < count:
             await asyncio.sleep(0.005)
 
@@ -303,7 +304,7 @@ async def test_a_key_that_was_removed_is_no_longer_accepted(start: Start, server
     text = token(name="a", kid="a")
     assert (await ask(authenticator, text)).username == "pump"
     server.body = key_set(jwk("RS256", "b", "b"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (answer := await ask(authenticator, text)).__class__ is not tuple:
             await asyncio.sleep(0.01)
     assert answer[0] == BAD_USER_NAME_OR_PASSWORD
@@ -314,8 +315,8 @@ async def test_a_key_that_was_removed_is_no_longer_accepted(start: Start, server
     [
         ("error", "HTTP status 500"),
         ("redirect", "HTTP status 302"),
-        ("silent", "no answer in 0.3 s"),
-        ("slow", "no answer in 0.3 s"),
+        ("silent", "no answer in 2 s"),
+        ("slow", "no answer in 2 s"),
         ("huge", "more than 4096 bytes"),
         ("garbage", "not JSON"),
         ("empty", "no key for RS256"),
@@ -323,7 +324,7 @@ async def test_a_key_that_was_removed_is_no_longer_accepted(start: Start, server
 )
 async def test_the_last_good_keys_stay_in_use(start: Start, server: KeyServer, mode: str, reason: str) -> None:
     authenticator = start(
-        jwks_url=server.url, jwks_refresh=0.05, jwks_min_interval=0.05, jwks_timeout=0.3, jwks_max_size=4096
+        jwks_url=server.url, jwks_refresh=0.05, jwks_min_interval=0.05, jwks_timeout=2.0, jwks_max_size=4096
     )
     assert (await ask(authenticator, token(name="a", kid="a"))).username == "pump"
     assert authenticator.problems == []
@@ -333,7 +334,7 @@ async def test_the_last_good_keys_stay_in_use(start: Start, server: KeyServer, m
         server.mode = mode
     jwks = authenticator.jwks
     assert jwks is not None
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while jwks.failures < 2:
             await asyncio.sleep(0.01)
     assert (await ask(authenticator, token(name="a", kid="a", number=2))).username == "pump"
@@ -343,7 +344,7 @@ async def test_the_last_good_keys_stay_in_use(start: Start, server: KeyServer, m
     assert jwks.key_count == 1 and 0 < jwks.fetched_at < time.time()
     server.mode = "ok"
     server.body = key_set(jwk("RS256", "b", "b"))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while jwks.error:
             await asyncio.sleep(0.01)
     assert authenticator.problems == []

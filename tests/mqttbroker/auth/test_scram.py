@@ -276,7 +276,7 @@ def test_an_unexpected_auth_closes_the_connection(client: RawClient, packet: Aut
 def test_an_unfinished_exchange_times_out(tmp_path: Path) -> None:
     path = tmp_path / "users"
     set_password(path, "user", scram_password(b"pencil"))
-    with BrokerProcess(config={"password_file": str(path), "limits": {"connect_timeout": "300ms"}}) as process:
+    with BrokerProcess(config={"password_file": str(path), "limits": {"connect_timeout": "2s"}}) as process:
         with RawClient(process.port) as client:
             begin(client, ScramClient("user", b"pencil"))
             client.expect_closed()

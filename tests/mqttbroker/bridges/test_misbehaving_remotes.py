@@ -14,6 +14,7 @@ import pytest
 from support.bridges import bridge_config
 from support.broker_process import BrokerProcess
 from support.core import wait_until
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 from support.scripted_broker import Peer, ScriptedBroker
 
@@ -199,7 +200,7 @@ def test_a_first_address_that_closes_at_once_does_not_get_the_bridge_back(start_
         here = start_broker(config=bridge_config(addresses, TOPICS, **QUICK))
         here.wait_for_log("event=bridge_connected ")
         for _ in range(10):
-            assert looks.acquire(timeout=20.0)
+            assert looks.acquire(timeout=PATIENCE)
         found = listed(here)["there"]
         assert (found["state"], found["connects"]) == ("connected", 1)
         here.terminate()
@@ -236,7 +237,7 @@ def test_a_websocket_that_is_never_opened_ends(start_broker: Start) -> None:
 
     with ScriptedBroker(is_silent) as there:
         address = f"ws://127.0.0.1:{there.port}"
-        here = start_broker(config=bridge_config([address], TOPICS, connect_timeout="200ms", **QUICK))
+        here = start_broker(config=bridge_config([address], TOPICS, connect_timeout="1s", **QUICK))
         here.wait_for_log('event=bridge_disconnected .*reason="no WebSocket: no answer in time"')
         assert waiting.is_set()
         here.terminate()

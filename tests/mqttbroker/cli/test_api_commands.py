@@ -19,6 +19,7 @@ import pytest
 from support.api_client import ACCESS
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker import __version__
@@ -276,7 +277,7 @@ def test_bash_completes_commands(call: Call, words: list[str], completed: list[s
     quoted = " ".join(f"'{word}'" for word in words)
     ask = (f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
            f"$(complete -p mqttbroker | sed 's/.*-F \\([^ ]*\\).*/\\1/') mqttbroker; printf '%s\\n' \"${{COMPREPLY[@]}}\"")
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, timeout=20)
+    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert [word.strip() for word in done.stdout.split()] == completed
 
 

@@ -14,6 +14,7 @@ from shutil import which
 import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password
@@ -203,7 +204,7 @@ def test_pub_says_that_the_connection_is_lost(qos: str) -> None:
         with start("pub", *to, "-m", "x", "--repeat", "1000", "--repeat-delay", "0.01") as running:
             assert client.take().payload == b"x"
             broker.kill()
-            _, err = running.communicate(timeout=20)
+            _, err = running.communicate(timeout=PATIENCE)
             assert running.returncode == 1
             what = r"messages at QoS 0 may be lost" if qos == "0" else r"not acknowledged: \d+"
             assert re.fullmatch(rf"mqttbroker pub: localhost:{broker.port}: connection lost; {what}\n", err.decode())
@@ -217,7 +218,7 @@ def test_a_connection_that_is_closed_before_the_connack_ends_the_command(name: s
             taken, _ = server.accept()
             taken.recv(1)
             taken.close()
-            _, err = running.communicate(timeout=20)
+            _, err = running.communicate(timeout=PATIENCE)
     assert running.returncode == 1
     assert err.decode() == f"mqttbroker {name}: localhost:{port}: the connection was closed before a CONNACK came\n"
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 from support.api_client import ACCESS
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.cli.main import main
@@ -43,7 +44,7 @@ class Terminal:
         os.close(slave)
         self.output = b""
 
-    def wait_for(self, pattern: str, seconds: float = 20.0) -> None:
+    def wait_for(self, pattern: str, seconds: float = PATIENCE) -> None:
         """Wait until the output from now on matches; what was matched, and all before it, is forgotten."""
         deadline = time.monotonic() + seconds
         while True:
@@ -61,14 +62,14 @@ class Terminal:
 
     def close(self) -> int:
         """Wait for the end of the command; returns its exit status."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + PATIENCE
         while self.process.poll() is None and time.monotonic() < deadline:
             if select.select([self.master], [], [], 0.1)[0]:
                 try:
                     os.read(self.master, 1 << 16)
                 except OSError:
                     break  # the command has closed the terminal
-        status = self.process.wait(5)
+        status = self.process.wait(PATIENCE)
         os.close(self.master)
         return status
 

@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Optional
 
@@ -359,7 +359,7 @@ def test_check_config_names_file_key_and_reason(tmp_path: Path, key: str, conten
 def limited(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     """A Unix socket with all limits that a listener may have."""
     path = tmp_path_factory.mktemp("limited") / "mqtt.sock"
-    own = {"receive_maximum": 3, "topic_alias_maximum": 2, "max_keep_alive": "20s", "connect_timeout": "300ms"}
+    own = {"receive_maximum": 3, "topic_alias_maximum": 2, "max_keep_alive": "20s"}
     listeners = [{"host": "127.0.0.1"}, {"type": "unix", "path": str(path), **own}]
     with BrokerProcess(config={"listeners": listeners}) as process:
         process.wait_for_log("event=started")
@@ -393,8 +393,10 @@ def test_limits_of_a_listener_apply_to_its_clients_only(limited: BrokerProcess) 
             other.ping()
 
 
-def test_a_listener_has_its_own_connect_timeout(limited: BrokerProcess) -> None:
-    with limited_client(limited) as own, RawClient(limited.port) as other:
+def test_a_listener_has_its_own_connect_timeout(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
+    impatient = {"type": "unix", "path": str(tmp_path / "mqtt.sock"), "connect_timeout": "300ms"}
+    broker = start_broker(config={"listeners": [{"host": "127.0.0.1", "connect_timeout": "1h"}, impatient]})
+    with RawClient(broker.port) as other, limited_client(broker) as own:
         own.expect_closed()
         other.send(Connect("patient", 5))
         other.ping()

@@ -279,7 +279,7 @@ def test_wrong_headers_close_the_connection_with_one_line(start_broker: Start) -
 
 
 def test_a_header_that_does_not_arrive_in_time(start_broker: Start) -> None:
-    broker = start_broker(config={**config(), "limits": {"connect_timeout": "300ms"}})
+    broker = start_broker(config={**config(), "limits": {"connect_timeout": "2s"}})
     with (
         open_socket(broker, CLIENT[:-1]) as partial,
         open_socket(broker, b"") as silent,

@@ -12,6 +12,7 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.metric_samples import drops, samples
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Publish, Will
@@ -41,7 +42,7 @@ def stalled_client(broker: BrokerProcess, version: int) -> RawClient:
     client.socket.close()
     client.socket = socket.socket()
     client.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    client.socket.settimeout(5)
+    client.socket.settimeout(PATIENCE)
     client.socket.connect((broker.host, broker.port))
     return client
 
@@ -59,7 +60,7 @@ def test_a_client_that_vanishes_without_closing_its_connection(start_broker: Sta
     properties = Properties()
     if version == 5:
         properties.session_expiry_interval = 3600
-    gone.connect("gone", clean_start=False, properties=properties, keep_alive=1, will=Will("will/gone", b"gone", 1))
+    gone.connect("gone", clean_start=False, properties=properties, keep_alive=3, will=Will("will/gone", b"gone", 1))
     gone.subscribe("blocks", options=1)
     blocks = [b"%d " % number + BLOCK for number in range(40)]
     for block in blocks:
@@ -67,7 +68,7 @@ def test_a_client_that_vanishes_without_closing_its_connection(start_broker: Sta
     message = watching.take()
     assert (message.topic, message.payload) == ("will/gone", b"gone")
     broker.wait_for_log("event=disconnected client=gone .*keep alive timeout")
-    wait_until(lambda: open_sockets(broker) == before, 15)
+    wait_until(lambda: open_sockets(broker) == before)
     assert sample(broker, "mqttbroker_clients_connected") == 2
     with RawClient(broker.port, version) as back:
         connack = back.connect("gone", clean_start=False, properties=properties)

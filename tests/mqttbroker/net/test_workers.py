@@ -26,7 +26,8 @@ from support.metric_samples import samples
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, tcp_socket
 
-from mqttbroker.codec.packets import Disconnect, Publish, Will
+from mqttbroker.codec import packets
+from mqttbroker.codec.packets import Connack, Disconnect, Publish, Will
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.net.link import LINK_BUFFER, SEND_WINDOW, WINDOW
 from mqttbroker.net.wire import LARGE_WRITE
@@ -182,7 +183,7 @@ def test_the_end_of_a_worker(broker: BrokerProcess, connect: Connect) -> None:
 
 def test_a_worker_that_hangs_is_killed(start: Start) -> None:
     """Its clients lose their connections, it is started again, and others notice nothing."""
-    broker = start({"worker_timeout": "1s"})
+    broker = start({"worker_timeout": "5s"})
     with ExitStack() as stack:
 
         def connect(name: str, **fields: object) -> RawClient:
@@ -195,7 +196,7 @@ def test_a_worker_that_hangs_is_killed(start: Start) -> None:
         watcher.subscribe("wills/+")
         first = len(broker.lines)
         os.kill(pid_of(broker, hung), signal.SIGSTOP)
-        broker.wait_for_log(rf'event=worker_killed worker={hung} reason="no answer in 1 s"', after=first)
+        broker.wait_for_log(rf'event=worker_killed worker={hung} reason="no answer in 5 s"', after=first)
         broker.wait_for_log(rf'event=worker_ended worker={hung} reason="signal 9"', after=first)
         assert watcher.take().topic.startswith("wills/")
         lost.expect_closed()
@@ -209,7 +210,7 @@ def test_a_worker_that_hangs_is_killed(start: Start) -> None:
 
 def test_a_busy_worker_is_not_killed(start: Start) -> None:
     """It answers between the bytes of its clients, for longer than the time in which it has to."""
-    broker = start({"worker_timeout": "1s"}, workers=1)
+    broker = start({"worker_timeout": "2s"}, workers=1)
     packet = Publish("much", bytes(60_000), 0, False, False, 0).encode(5)
     with RawClient(broker.port) as publisher, ExitStack() as stack:
         for number in range(4):
@@ -222,7 +223,7 @@ def test_a_busy_worker_is_not_killed(start: Start) -> None:
             stack.callback(subscriber.socket.shutdown, socket.SHUT_RDWR)
         publisher.connect("p")
         began = of_workers(broker, "cpu_seconds_total")["1"]
-        while of_workers(broker, "cpu_seconds_total")["1"] < began + 1.5:
+        while of_workers(broker, "cpu_seconds_total")["1"] < began + 3.0:
             publisher.send(packet * 100)
         publisher.ping()
     assert of_workers(broker, "starts_total") == {"1": 1.0}
@@ -234,10 +235,10 @@ def discard(line: socket.socket) -> None:
 
 
 def test_a_broker_that_was_stopped_itself_kills_no_worker(start: Start) -> None:
-    broker = start({"worker_timeout": "1s"})
+    broker = start({"worker_timeout": "2s"})
     pids = worker_pids(broker.pid)
     os.kill(broker.pid, signal.SIGSTOP)
-    time.sleep(2)  # longer than the time in which a worker has to answer
+    time.sleep(4)  # longer than the time in which a worker has to answer
     os.kill(broker.pid, signal.SIGCONT)
     seen = of_workers(broker, "cpu_seconds_total")
     wait_until(lambda: all(value > seen[number] for number, value in of_workers(broker, "cpu_seconds_total").items()))
@@ -573,9 +574,11 @@ def test_half_open_connections_time_out_in_each_worker(start: Start) -> None:
 def test_connects_of_an_address_are_limited_over_all_workers(start: Start) -> None:
     broker = start(config={"limits": {"max_connect_rate_per_address": 1}})
     with ExitStack() as stack:
-        codes = []
-        for number, client in enumerate(spread(broker, stack, 30)):
-            codes.append(client.connect(f"c{number}").reason_code)
+        clients = spread(broker, stack, 60)
+        with broker.stopped():
+            for number, client in enumerate(clients):
+                client.send(packets.Connect(f"c{number}", 5))
+        codes = [client.expect(Connack).reason_code for client in clients]
         assert set(codes) == {0, CONNECTION_RATE_EXCEEDED} and codes.count(0) < len(codes) / 2
 
 

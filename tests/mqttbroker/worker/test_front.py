@@ -245,14 +245,14 @@ def test_a_reload_puts_limits_and_certificates_in_force(tmp_path: Path) -> None:
         settings = node.node.settings
         certificate = files.certfile.read_bytes()
         files.new_server_certificate()
-        limits = dataclasses.replace(settings.limits, connect_timeout=0.1)
-        problems = node.run(lambda: node.node.reload(dataclasses.replace(settings, limits=limits)))
-        assert problems == [] and certificate != files.certfile.read_bytes()
-        with RawClient(node.port()) as silent:
-            assert silent.expect_closed() == []
+        assert node.run(lambda: node.node.reload(settings)) == [] and certificate != files.certfile.read_bytes()
         with files.client().wrap_socket(tcp_socket(node.port(1)), server_hostname="localhost") as sock:
             shown = ssl.DER_cert_to_PEM_cert(sock.getpeercert(True) or b"")
             assert shown.replace("\n", "") in files.certfile.read_text().replace("\n", "")
+        limits = dataclasses.replace(settings.limits, connect_timeout=0.1)
+        assert node.run(lambda: node.node.reload(dataclasses.replace(settings, limits=limits))) == []
+        with RawClient(node.port()) as silent:
+            assert silent.expect_closed() == []
 
 
 def test_a_client_waits_until_its_core_listens(node: FrontNode) -> None:
