@@ -145,7 +145,7 @@ ORDER = [
 # --- time ---------------------------------------------------------------------------------------------------------
 
 
-LATE = 5
+LATE = 30
 
 
 def stamp(run: Run) -> None:
@@ -172,18 +172,18 @@ def will(payload: bytes = b"gone", **fields: Any) -> Packet:
 
 TIMED = [
     Case("a-silent-client-is-closed-and-its-will-published", "3.1.2-24 3.1.2-8", "3.1.2-22 3.1.2-8 3.2.2-22 4.13.2-1", [
-        b.connect(), b.subscribe("~/will"), a.connect(keep_alive=1, will=will(), has=without(SERVER_KEEP_ALIVE)), stamp,
-        a.ended(0x8D, within=4 + LATE), passed(1.3, 3.2), b.get(PUBLISH("~/will", b"gone")),
+        b.connect(), b.subscribe("~/will"), stamp, a.connect(keep_alive=1, will=will(), has=without(SERVER_KEEP_ALIVE)),
+        a.ended(0x8D, within=4 + LATE), passed(1.5, 3.2), b.get(PUBLISH("~/will", b"gone")),
     ], timed=True),
     Case("any-packet-restarts-keep-alive", "3.1.2-24", "3.1.2-22", [
-        a.connect(keep_alive=1), *(step for packet in (PINGREQ, PUBLISH("~/t", b"x"), PINGREQ) for step in (wait(0.9),
+        a.connect(keep_alive=5), *(step for packet in (PINGREQ, PUBLISH("~/t", b"x"), PINGREQ) for step in (wait(3),
             a.send(packet))),
         a.get(PINGRESP, PINGRESP), a.idle(),
     ], timed=True),
     Case("keep-alive-0-never-times-out", "3.1.2-24", "3.1.2-22",
         [a.connect(keep_alive=0), wait(3), a.idle()], timed=True),
     Case("the-servers-keep-alive-is-enforced", None, "3.1.2-22 3.1.2-21 3.2.2-21", [
-        a.connect(keep_alive=60, has=having((SERVER_KEEP_ALIVE, 2))), stamp, a.ended(0x8D, within=6 + LATE), passed(2.8, 5.2),
+        stamp, a.connect(keep_alive=60, has=having((SERVER_KEEP_ALIVE, 2))), a.ended(0x8D, within=6 + LATE), passed(3, 5.2),
     ], broker="small", timed=True),
     Case("no-resends-within-a-connection", "4.4.0-1", "4.4.0-1", [
         a.connect(stay=60, clean=0), a.subscribe("~/t", 2), b.connect(), b.publish("~/t", b"1", 1),
@@ -200,16 +200,16 @@ TIMED = [
     Case("a-session-does-not-expire-early-nor-while-connected", None, "4.1.0-1 3.1.2-23", [
         a.connect(stay=1), a.subscribe("~/t", 1), wait(2.2), b.connect(), b.publish("~/t", b"x"),
         a.get(PUBLISH("~/t", b"x", 1, 1)),
-        a.leave(props=[(SESSION_EXPIRY, 3)]), wait(1.8), a.connect(clean=0, session=1),
+        a.leave(props=[(SESSION_EXPIRY, 60)]), wait(1.8), a.connect(clean=0, session=1),
         a.get(PUBLISH("~/t", b"x", 1, 1, dup=1)),
     ], timed=True),
     Case("expired-messages-are-not-delivered", None, "3.3.2-5 3.3.2-6", [
         a.connect(stay=60), a.subscribe("~/t", 2), a.leave(), b.connect(),
         b.publish("~/t", b"gone", 1, props=[(MESSAGE_EXPIRY, 1)]),
         b.publish("~/t", b"gone", 2, props=[(MESSAGE_EXPIRY, 1)]),
-        b.publish("~/t", b"left", 1, props=[(MESSAGE_EXPIRY, 10)]),
+        b.publish("~/t", b"left", 1, props=[(MESSAGE_EXPIRY, 60)]),
         b.publish("~/t", b"ever", 1), wait(2.1), a.connect(**RESUME),
-        a.get(PUBLISH("~/t", b"left", 1, ANY, props=left(7, 8)), PUBLISH("~/t", b"ever", 1, ANY)), a.idle(),
+        a.get(PUBLISH("~/t", b"left", 1, ANY, props=left(1, 58)), PUBLISH("~/t", b"ever", 1, ANY)), a.idle(),
     ], timed=True),
     Case("messages-expire-while-the-window-is-full", None, "3.3.2-5", [
         a.connect(props=[(0x21, 1)]), a.subscribe("~/t", 1), b.connect(), b.publish("~/t", b"1"),
@@ -219,33 +219,33 @@ TIMED = [
     ], timed=True),
     Case("retained-messages-expire", None, "3.3.2-5 3.3.2-6", [
         b.connect(), b.publish("~/1", b"gone", 1, 1, [(MESSAGE_EXPIRY, 1)]),
-        b.publish("~/2", b"left", 1, 1, [(MESSAGE_EXPIRY, 10)]),
-        a.connect(), a.subscribe("~/2"), a.get(PUBLISH("~/2", b"left", retain=1, props=left(9, 10))), wait(2.1),
+        b.publish("~/2", b"left", 1, 1, [(MESSAGE_EXPIRY, 60)]),
+        a.connect(), a.subscribe("~/2"), a.get(PUBLISH("~/2", b"left", retain=1, props=left(1, 60))), wait(2.1),
         a.subscribe("~/+"),
-        a.get(PUBLISH("~/2", b"left", retain=1, props=left(7, 8))), a.idle(),
+        a.get(PUBLISH("~/2", b"left", retain=1, props=left(1, 58))), a.idle(),
     ], timed=True),
     Case("a-qos-2-exchange-outlives-its-message", None, "4.3.3-7 4.3.3-13", [
         a.connect(stay=60), a.subscribe("~/t", 2), b.connect(),
-        b.send(PUBLISH("~/t", b"x", 2, 5, props=[(MESSAGE_EXPIRY, 1)])),
-        b.get(PUBREC(5)), a.get(PUBLISH("~/t", b"x", 2, 1, props=left(1, 1))), a.cut(), wait(2), b.send(PUBREL(5)),
+        b.send(PUBLISH("~/t", b"x", 2, 5, props=[(MESSAGE_EXPIRY, 8)])),
+        b.get(PUBREC(5)), a.get(PUBLISH("~/t", b"x", 2, 1, props=left(1, 8))), a.cut(), wait(9), b.send(PUBREL(5)),
         b.get(PUBCOMP(5)),
-        a.connect(**RESUME), a.get(PUBLISH("~/t", b"x", 2, 1, dup=1, props=left(0, 1))), a.send(PUBREC(1)),
+        a.connect(**RESUME), a.get(PUBLISH("~/t", b"x", 2, 1, dup=1, props=left(0, 7))), a.send(PUBREC(1)),
         a.get(PUBREL(1)), a.send(PUBCOMP(1)),
         a.idle(),
     ], timed=True),
     Case("a-will-waits-for-its-delay", None, "3.1.2-8", [
-        b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1)]), stay=60), a.cut(), stamp,
-        b.get(PUBLISH("~/will", b"gone")), passed(0.8, 2.6), a.connect(**RESUME), a.cut(), wait(1.5), b.idle(),
+        b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1)]), stay=60), stamp, a.cut(),
+        b.get(PUBLISH("~/will", b"gone")), passed(1, 2.6), a.connect(**RESUME), a.cut(), wait(1.5), b.idle(),
     ], timed=True),
     Case("a-will-does-not-wait-longer-than-its-session", None, "3.1.2-8", [
-        b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 60)]), stay=1), a.cut(), stamp,
-        b.get(PUBLISH("~/will", b"gone")), passed(0.8, 2.6),
+        b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 60)]), stay=1), stamp, a.cut(),
+        b.get(PUBLISH("~/will", b"gone")), passed(1, 2.6),
     ], timed=True),
     Case("no-will-after-a-reconnect-within-the-delay", None, "3.1.3-9 3.1.2-10", [
-        b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1)]), stay=60), a.cut(), wait(0.3),
+        b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 5)]), stay=60), a.cut(), wait(0.3),
         a.connect(**RESUME),
-        wait(2), b.idle(), c.connect(client="~a", will=will(b"new", props=[(WILL_DELAY, 1)]), **RESUME), a.ended(0x8E),
-        d.connect(client="~a", **RESUME), c.ended(0x8E), wait(2), b.idle(),
+        wait(6), b.idle(), c.connect(client="~a", will=will(b"new", props=[(WILL_DELAY, 5)]), **RESUME), a.ended(0x8E),
+        d.connect(client="~a", **RESUME), c.ended(0x8E), wait(6), b.idle(),
     ], timed=True),
     Case("a-wills-expiry-starts-at-its-publication", None, "3.3.2-6 3.1.2-8", [
         b.connect(), b.subscribe("~/will"), a.connect(will=will(props=[(WILL_DELAY, 1), (MESSAGE_EXPIRY, 30)]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections import defaultdict
 from contextlib import suppress
@@ -110,23 +111,7 @@ class Run:
             self.broker.restart(kill=True)
 
     def ends(self) -> list[int]:
-        with RawClient(self.broker.port) as client:
-            client.connect()
-            client.subscribe("$stream/log", options=0, properties=_earliest())
-            found: dict[int, int] = defaultdict(int)
-            while True:
-                try:
-                    message = client.expect(Publish, 1.0)
-                except TimeoutError:
-                    return [found[partition] for partition in range(PARTITIONS)]
-                place = dict(message.properties.user_properties)
-                found[int(place["partition"])] = int(place["offset"]) + 1
-
-
-def _earliest() -> Properties:
-    properties = Properties()
-    properties.user_properties = [("stream-offset", "earliest")]
-    return properties
+        return [each["high_watermark"] for each in json.loads(self.broker.get("/streams/log"))["partitions"]]
 
 
 def run(messages: int, kills: int, seed: int) -> Run:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections import defaultdict
@@ -183,12 +184,8 @@ class Run:
             start = Properties()
             start.user_properties = [("stream-offset", "earliest")]
             client.subscribe(f"$stream/{stream}", options=0, properties=start)
-            found: list[Publish] = []
-            while True:
-                try:
-                    found.append(client.expect(Publish, 1.0))
-                except TimeoutError:
-                    return found
+            partitions = json.loads(self.broker.get(f"/streams/{stream}"))["partitions"]
+            return [client.expect(Publish) for _ in range(sum(each["high_watermark"] for each in partitions))]
 
     def depth(self) -> float:
         return samples(self.broker.get("/metrics"))["mqttbroker_queue_depth/jobs"]
