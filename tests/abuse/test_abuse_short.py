@@ -18,7 +18,6 @@ def quiet(target: Target) -> None:
     """No abuse."""
 
 
-@pytest.mark.timeout(120)
 def test_well_behaved_clients_are_served_beside_abuse(tmp_path: Path) -> None:
     raise_file_limit()
     target = start(tmp_path, "1")
@@ -41,7 +40,6 @@ def test_well_behaved_clients_are_served_beside_abuse(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow("each kind against a broker of its own, about 8 minutes together")
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", KINDS)
 def test_each_kind(name: str) -> None:
     raise_file_limit()

@@ -52,7 +52,6 @@ SERVER_UNAVAILABLE = 0x88
 pytestmark = pytest.mark.one_build
 
 
-@pytest.mark.timeout(600)
 def test_each_reading_is_in_the_table_once_after_kills() -> None:
     run, summary = chaos(partial(Run, Plan("short", "sealing", "both", 2, 3, 400.0, 3.0, 5.0)))
     assert not run.findings.text(), f"{summary}\n{run.findings.text()}"

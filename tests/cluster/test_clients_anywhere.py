@@ -21,7 +21,7 @@ SHARDS = 2
 OF_SHARD = [OwnShard(shard, SHARDS).fitted("client") for shard in range(SHARDS)]
 WAIT = 60.0
 
-pytestmark = [pytest.mark.slow("two nodes on Kafka"), pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.slow("two nodes on Kafka"), pytest.mark.one_build]
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from support.secured_kafka import Rule, SecuredKafka
 from bridge_spark.log.kafka_record import stream_topic
 from mqttbroker.codec.packets import Publish
 
-pytestmark = [pytest.mark.slow("a node on Kafka"), pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.slow("a node on Kafka"), pytest.mark.one_build]
 
 USER, STRANGER, PASSWORD = "nodes", "stranger", "password-of-the-nodes"
 # Of a page's table: `Topic` | names that begin with `<id>.` | `Read`, `Write` |

@@ -26,7 +26,7 @@ TOKEN = "a-token-of-tests-0123456789"
 SHARDS = 3
 NAMES = sorted(f"device/{number}" for number in range(30))
 
-pytestmark = [pytest.mark.slow("three nodes on Kafka"), pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.slow("three nodes on Kafka"), pytest.mark.one_build]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from support.kafka import KafkaCluster
 TOKEN = "a-token-of-tests-0123456789"
 READY = 60.0
 
-pytestmark = [pytest.mark.slow("three nodes on Kafka"), pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.slow("three nodes on Kafka"), pytest.mark.one_build]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,6 @@ TAKEN_OVER = 60.0  # seconds
 
 pytestmark = [
     pytest.mark.slow("three nodes on three Kafka brokers, of which some are killed"),
-    pytest.mark.timeout(300),
     pytest.mark.one_build,
 ]
 

@@ -44,7 +44,7 @@ VERSION_3_UNAVAILABLE = 3
 FAST = "fast"  # topic at QoS 0
 CONFIG = {"http": {"token": TOKEN}, "allow_anonymous": True, "sys_interval": "0s"}
 
-pytestmark = [pytest.mark.slow("restarts three nodes on Kafka under load"), pytest.mark.timeout(600), pytest.mark.one_build]
+pytestmark = [pytest.mark.slow("restarts three nodes on Kafka under load"), pytest.mark.one_build]
 
 
 class LoadBalancer(Broker):

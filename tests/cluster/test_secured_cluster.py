@@ -30,7 +30,7 @@ PASSWORDS = {"node-1": "password-of-node-1", "node-2": "password-of-node-2"}
 # The nodes need not use the same one.
 MECHANISMS = {"node-1": "SCRAM-SHA-512", "node-2": "PLAIN"}
 
-pytestmark = [pytest.mark.slow("two nodes on Kafka"), pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.slow("two nodes on Kafka"), pytest.mark.one_build]
 
 
 class Files:

@@ -11,7 +11,7 @@ from support.cluster_nodes import ClusterNode, port_ranges
 from support.kafka import free_ports
 from support.raw_client import RawClient
 
-pytestmark = [pytest.mark.timeout(120), pytest.mark.one_build]
+pytestmark = [pytest.mark.one_build]
 
 
 def test_clients_are_refused_with_the_reason_code_for_a_server_that_is_unavailable() -> None:

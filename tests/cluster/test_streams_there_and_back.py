@@ -20,7 +20,7 @@ from bridge_spark.datasource import MqttDataSource, MqttStreamReader
 from bridge_spark.source.storage import StreamError
 from mqttbroker.codec.packets import Puback, Publish
 
-pytestmark = [pytest.mark.timeout(400), pytest.mark.one_build, pytest.mark.slow("starts nodes and three Kafka brokers")]
+pytestmark = [pytest.mark.one_build, pytest.mark.slow("starts nodes and three Kafka brokers")]
 
 STREAM = {"lab": {"filters": ["lab/#"], "partitions": 2, "segment_bytes": "4KiB"}}
 CONFIG = {"allow_anonymous": True, "streams": STREAM}

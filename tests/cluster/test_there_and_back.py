@@ -19,7 +19,7 @@ from mqttbroker.core.own_shard import shard_of
 
 SHARDS = 2
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build, pytest.mark.slow("starts nodes and three Kafka brokers")]
+pytestmark = [pytest.mark.one_build, pytest.mark.slow("starts nodes and three Kafka brokers")]
 
 
 def client_id(name: str, shard: int) -> str:

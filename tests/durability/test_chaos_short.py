@@ -11,7 +11,6 @@ from chaos.schedule import Habits, Load, lives
 from chaos.verdict import findings, judge_deliveries, table
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_that_is_killed_five_times_keeps_its_promises() -> None:
     record, summary = await chaos("short", 5, 800)
     assert not findings(record), f"{summary}\n{findings(record)}"
@@ -20,14 +19,12 @@ async def test_a_broker_that_is_killed_five_times_keeps_its_promises() -> None:
     assert record.counts["kills"] == 5
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_whose_workers_are_killed_too_keeps_its_promises() -> None:
     record, summary = await chaos("workers", 3, 600, workers=2)
     assert not findings(record), f"{summary}\n{findings(record)}"
     assert record.counts["kills"] == 3 and record.counts["worker kills"] == 3
 
 
-@pytest.mark.timeout(180)
 async def test_a_broker_of_which_only_workers_are_killed_keeps_its_promises() -> None:
     record, summary = await chaos("only-workers", 5, 800, workers=2, only_workers=True)
     assert not findings(record), f"{summary}\n{findings(record)}"

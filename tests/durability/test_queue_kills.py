@@ -241,7 +241,6 @@ def test_consumers_and_broker_are_killed_under_load() -> None:
 
 
 @pytest.mark.slow("kills the broker 20 times for each of three random seeds")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("number", range(3))
 def test_many_kills(number: int) -> None:
     seed = Random().randrange(1 << 32)

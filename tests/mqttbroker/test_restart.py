@@ -142,7 +142,6 @@ def restarts_with_stored_sockets(manager: NotifySocket, workers: int, count: int
         assert client.refused == [] and client.connected >= count
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nobody_is_refused(manager: NotifySocket, workers: int) -> None:
     restarts_by_signal(workers, 1)
@@ -151,7 +150,6 @@ def test_nobody_is_refused(manager: NotifySocket, workers: int) -> None:
 
 
 @pytest.mark.slow("restarts 120 brokers")
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("workers", [0, 2])
 def test_nobody_is_refused_in_twenty_restarts(manager: NotifySocket, workers: int) -> None:
     restarts_by_signal(workers, 20)

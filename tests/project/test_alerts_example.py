@@ -20,7 +20,6 @@ ALERTS = 3
 
 
 @pytest.mark.one_build
-@pytest.mark.timeout(500)
 def test_the_actuator_is_sent_alerts(tmp_path: Path) -> None:
     environment = os.environ | {
         "PYTHONPATH": python_path(), "PYSPARK_SUBMIT_ARGS": f'--driver-java-options "{QUICK_JVM}" pyspark-shell',

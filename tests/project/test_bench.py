@@ -35,7 +35,6 @@ def generator() -> runner.Generator:
     return runner.build_generator()
 
 
-@pytest.mark.timeout(180)
 def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
         pytest.skip("needs a C compiler")
@@ -57,7 +56,6 @@ def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generat
     assert "| features-q1" in done.stdout
 
 
-@pytest.mark.timeout(600)
 def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
         pytest.skip("needs a C compiler")
@@ -79,7 +77,6 @@ def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Pat
     assert runs["link-q1-16"]["of_alone"] > 0 and runs["capacity-2"]["links"] == 2 and runs["capacity-2"]["workers_fed"] > 0
 
 
-@pytest.mark.timeout(180)
 def test_streams_are_measured_without_redis_and_rabbitmq(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
         pytest.skip("needs a C compiler")
@@ -220,7 +217,6 @@ def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.slow(reason="starts several brokers")
-@pytest.mark.timeout(180)
 def test_the_other_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
     small = {
         "control.py": ("--sessions", "500"),

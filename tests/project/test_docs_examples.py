@@ -192,7 +192,6 @@ assert len(duckdb.sql({query!r}).fetchall()) == 2
 """
 
 
-@pytest.mark.timeout(400)
 def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     history = tmp_path / "history"
     history.mkdir()

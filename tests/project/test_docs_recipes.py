@@ -68,7 +68,6 @@ def write_files(directory: Path, broker: BrokerProcess) -> None:
                 (directory / named[1]).write_text(block.code.replace(ADDRESS, broker.url), encoding="utf-8")
 
 
-@pytest.mark.timeout(600)
 def test_dbt_adds_new_rows(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", tmp_path / "venv"], check=True)
     install = command("pip install", "dbt-core")
@@ -87,7 +86,6 @@ def test_dbt_adds_new_rows(tmp_path: Path) -> None:
             assert rows == [(float(number), f"p{number % 2}") for number in range(last)]
 
 
-@pytest.mark.timeout(300)
 def test_executors_get_the_package_by_py_files(tmp_path: Path) -> None:
     install_into(tmp_path / "packages")
     shutil.make_archive(str(tmp_path / "mqttbroker"), "zip", tmp_path / "packages")
@@ -105,7 +103,6 @@ def test_executors_get_the_package_by_py_files(tmp_path: Path) -> None:
     assert (tmp_path / "packages/used").exists()
 
 
-@pytest.mark.timeout(300)
 def test_the_thrift_server_and_beeline(tmp_path: Path) -> None:
     program, *words = command("HiveThriftServer2")
     assert program == "spark-submit" and words[-1] == "&"

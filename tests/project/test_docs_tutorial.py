@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "tutorial.md"
 SETUP = ("make demo", ".venv/bin/pip install", "export PATH", "mkdir ")  # `make test` has installed these
 SERVE = "mqttbroker serve --config broker.toml"
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.one_build]
 
 
 def test_the_tutorial_makes_the_table_and_the_chart_that_it_shows(tmp_path: Path) -> None:

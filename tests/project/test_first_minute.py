@@ -214,7 +214,6 @@ def build(project: Path, **environment: str) -> tuple[subprocess.CompletedProces
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
-@pytest.mark.timeout(600)
 def test_a_build_goes_on_where_it_failed_and_compiles_what_changed(project: Path) -> None:
     failed, compiled = build(project, FULL="1")
     assert failed.returncode == 1 and "filters" in compiled

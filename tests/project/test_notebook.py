@@ -21,7 +21,6 @@ def test_notebook_is_committed_without_outputs() -> None:
     assert len(cells) > 5 and all(not cell.outputs and cell.execution_count is None for cell in cells)
 
 
-@pytest.mark.timeout(240)
 def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SENSOR_DATA", raising=False)
     monkeypatch.setenv("PICTURES", str(tmp_path))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from support.core import wait_until
 from support.metric_samples import samples
 
 from soak.run import Soak, growth
 
 
-@pytest.mark.timeout(240)
 def test_memory_does_not_grow_with_time(tmp_path: Path) -> None:
     soak = Soak("1", tmp_path)
     try:

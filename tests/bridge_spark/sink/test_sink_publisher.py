@@ -25,7 +25,7 @@ from mqttbroker.codec.packets import Disconnect, Pingreq, Pingresp, Puback, Publ
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, QUOTA_EXCEEDED
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(60)]
+pytestmark = [pytest.mark.one_build]
 
 ROWS = 3000
 MOSQUITTO_ROWS = 600

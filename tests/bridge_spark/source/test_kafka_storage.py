@@ -24,7 +24,7 @@ from bridge_spark.source.storage import StreamError, UnknownStream
 from bridge_spark.tables.ingest_config import parse_config
 from sessions.message import Message
 
-pytestmark = [pytest.mark.slow("needs Kafka: 1 minute"), pytest.mark.one_build, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow("needs Kafka: 1 minute"), pytest.mark.one_build]
 
 __all__ = ["spark"]
 

@@ -355,7 +355,6 @@ def test_a_short_name_must_be_unique(tmp_path: Path) -> None:
     assert list(read_directory(str(tmp_path), "A").by_id or ()) == [12]
 
 
-@pytest.mark.timeout(180)
 def test_protobuf_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path) -> None:
     path = tmp_path / "plant.desc"
     path.write_bytes(SET)

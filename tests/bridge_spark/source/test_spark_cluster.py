@@ -49,7 +49,6 @@ session.stop()
 """
 
 
-@pytest.mark.timeout(240)
 def test_workers_read_over_http(cluster: str, tmp_path: Path) -> None:
     """Spark sends the driver's PYTHONPATH to the workers; a relative path does not exist there."""
     install_into(tmp_path / "driver" / "packages")

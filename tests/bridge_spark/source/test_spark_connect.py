@@ -87,7 +87,6 @@ def server(warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield f"sc://127.0.0.1:{port}"
 
 
-@pytest.mark.timeout(240)
 def test_batch_and_stream_from_a_connect_client(server: str, broker: BrokerProcess, tmp_path: Path) -> None:
     source = {"url": broker.url, "token": TOKEN, "stream": "sensors", "startingOffsets": "earliest"}
     arguments = [server, json.dumps(source), (tmp_path / "checkpoint").as_uri()]
@@ -139,7 +138,6 @@ def check_tables(directory: Path, numbers: Sequence[int]) -> None:
 
 
 @pytest.mark.slow(reason="two more pipelines on the server")
-@pytest.mark.timeout(240)
 def test_the_pipeline_resumes_from_its_checkpoint(
     server: str, broker: BrokerProcess, warehouse: Path, tmp_path: Path
 ) -> None:
@@ -152,7 +150,6 @@ def test_the_pipeline_resumes_from_its_checkpoint(
 
 
 @pytest.mark.slow(reason="two starts of Spark")
-@pytest.mark.timeout(600)
 def test_the_pipeline_without_a_server(tmp_path: Path) -> None:
     directory = example(tmp_path)
     with broker_with_readings() as own:

@@ -43,7 +43,6 @@ def run(command: Sequence[object], directory: Path) -> str:
     return done.stdout
 
 
-@pytest.mark.timeout(300)
 def test_a_table_of_spark_sql_is_read_over_jdbc(tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=2)
     writer.append(0, [message(n, f"sensors/{n % 2}") for n in range(10)])

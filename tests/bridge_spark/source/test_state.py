@@ -28,7 +28,7 @@ from mqttbroker.codec.properties import Properties
 
 __all__ = ["spark"]
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.one_build]
 
 TOKEN = "t-viewer"
 ACCESS = [

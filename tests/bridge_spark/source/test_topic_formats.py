@@ -169,7 +169,6 @@ def test_a_field_that_no_format_has_is_refused(directory: Path) -> None:
         reader(directory)
 
 
-@pytest.mark.timeout(180)
 def test_topics_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path, directory: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(place, *sent) for place, sent in enumerate(MESSAGES)])
     source = spark.read.format("mqtt").options(
@@ -189,7 +188,6 @@ def test_topics_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path, dir
     assert sorted((row["offset"], row["reason"]) for row in parquet_rows(tmp_path / "out.rejected")) == bad
 
 
-@pytest.mark.timeout(180)
 def test_payloads_of_any_data_frame(spark: SparkSession, directory: Path) -> None:
     frame = spark.createDataFrame([(place, *sent) for place, sent in enumerate(MESSAGES)] + [(99, "sensors/p1/pressure", None)],
                                   "place long, topic string, payload binary")

@@ -66,7 +66,6 @@ def encoded(text: str) -> tuple[bytes, bytes]:
     return found["value"], found["metadata"]
 
 
-@pytest.mark.timeout(180)
 def test_the_bytes_are_those_of_sparks_parser(spark: SparkSession) -> None:
     """Also with what Spark makes of them: `to_json` and `schema_of_variant`."""
 
@@ -120,7 +119,6 @@ EXPECTED: list[tuple[Any, ...]] = [
 ]
 
 
-@pytest.mark.timeout(180)
 def test_spark_reads_variants_of_the_source(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(
         0, [message(number, "t", payload) for number, payload in enumerate(PAYLOADS)])
@@ -141,7 +139,6 @@ def test_spark_reads_variants_of_the_source(spark: SparkSession, tmp_path: Path)
     assert [tuple(row) for row in spark.table("variants").orderBy("offset").selectExpr(*READ).collect()] == EXPECTED
 
 
-@pytest.mark.timeout(180)
 def test_a_whole_payload_may_be_a_variant(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(
         0, [message(number, "t", payload) for number, payload in enumerate([b'{"a":1.5}', b"[1,2]", b"7", b"{"])])

@@ -227,7 +227,6 @@ FORMATS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.timeout(180)
 def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [
         message(number, f"{kind}/x", payload) for number, (kind, payload, _) in enumerate(PAYLOADS)])
@@ -271,7 +270,6 @@ class StopFirst(threading.Event):
         self.lock.release()
 
 
-@pytest.mark.timeout(180)
 def test_a_batch_that_begins_during_stop_is_left_for_the_next_run(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(5)])
     settings = parse_config(document(tmp_path))
@@ -291,7 +289,6 @@ def test_a_batch_that_begins_during_stop_is_left_for_the_next_run(spark: SparkSe
 
 # --- kills ----------------------------------------------------------------------------------------------------------
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("where", "published"), [pytest.param("written", 0, marks=SLOW), ("published", 1)])
 def test_a_kill_between_two_steps_loses_and_repeats_no_rows(
     spark: SparkSession, tmp_path: Path, where: str, published: int
@@ -349,7 +346,6 @@ messages.writeStream.format("parquet").option("path", out + "/table").option(
 
 
 @SLOW
-@pytest.mark.timeout(300)
 def test_sparks_own_sink_repeats_rows_for_other_readers(spark: SparkSession, tmp_path: Path) -> None:
     """The reason for the job's own tables: files of tasks that ended before the kill stay in the directory."""
     writer = StreamWriter(tmp_path / "data", partitions=2)
@@ -372,7 +368,6 @@ def test_sparks_own_sink_repeats_rows_for_other_readers(spark: SparkSession, tmp
 # --- running --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.timeout(180)
 def test_the_job_runs_until_stopped_and_reports(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
@@ -395,7 +390,6 @@ def test_the_job_runs_until_stopped_and_reports(spark: SparkSession, tmp_path: P
     assert progress.rows == 1 and [row["n"] for row in parquet_rows(tmp_path / "out")] == list(range(16))
 
 
-@pytest.mark.timeout(180)
 def test_a_table_that_fails_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     other = StreamWriter(tmp_path / "data", "other")
@@ -412,7 +406,6 @@ def test_a_table_that_fails_ends_the_job(spark: SparkSession, tmp_path: Path) ->
         run(parse_config(settings), trigger="200ms", report=report, session=spark)
 
 
-@pytest.mark.timeout(180)
 def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
@@ -470,7 +463,6 @@ def test_the_line_of_an_error_is_its_cause(error: Exception, line: str) -> None:
     assert one_line(error) == line
 
 
-@pytest.mark.timeout(180)
 def test_an_output_and_its_checkpoint_belong_together(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     run(parse_config(document(tmp_path)), once=True, session=spark)

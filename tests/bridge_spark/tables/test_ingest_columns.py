@@ -41,7 +41,6 @@ def rows(directory: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["offset"], row.get("item", 0)))
 
 
-@pytest.mark.timeout(180)
 def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(
         0,

@@ -34,7 +34,6 @@ pytestmark = pytest.mark.one_build
 __all__ = ["spark"]
 
 
-@pytest.mark.timeout(180)
 def test_directories_with_unusual_names(spark: SparkSession, tmp_path: Path) -> None:
     root = tmp_path / "50% größer #1 [a]"
     StreamWriter(root / "data").append(0, [message(0), message(1, payload=b"bad")])
@@ -49,7 +48,6 @@ def test_directories_with_unusual_names(spark: SparkSession, tmp_path: Path) -> 
     assert [path.name for path in tmp_path.iterdir()] == [root.name]
 
 
-@pytest.mark.timeout(180)
 def test_a_backfill_by_offsets_reads_only_named_partitions(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=3)
     for partition in range(3):
@@ -111,7 +109,6 @@ IN_OFFSETS: list[tuple[str, str, Sequence[int]]] = [
     ('{"0": 77}', '{"0": 79}', [154, 156]), ('{"1": 0}', '{"1": 1}', [1])]
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("ranges", "overlaps"), [
     (IN_TIME, [(at(140), at(141)), (at(0), at(36.002)), (at(-9), at(200)), ('{"0": 99}', '{"0": 100}')]),
     (IN_OFFSETS, [('{"0": 76}', '{"0": 77}'), ('{"0": 99, "1": 0}', '{"0": 99, "1": 96}'), (at(199), at(200))]),
@@ -143,7 +140,6 @@ def test_backfills_have_exactly_the_messages_of_their_range(
     assert everything(tmp_path / "out.backfill") == sorted(wanted) and not (tmp_path / "out").exists()
 
 
-@pytest.mark.timeout(180)
 def test_fields_named_like_directories_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0, payload=b'{"range": 7.5, "batches": 8.5}')])
     config = parse_config(document(tmp_path, schema="range double, batches double",
@@ -167,7 +163,6 @@ def test_a_directory_that_cannot_be_created_is_one_line(tmp_path: Path, capsys: 
                         capsys.readouterr().err)
 
 
-@pytest.mark.timeout(180)
 def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -190,7 +185,6 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     )
 
 
-@pytest.mark.timeout(180)
 def test_offsets_are_synced_before_the_batch_is_published(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,7 +211,6 @@ def test_offsets_are_synced_before_the_batch_is_published(
     assert published == [0, 1]
 
 
-@pytest.mark.timeout(180)
 def test_files_that_executors_wrote_to_other_disks_are_an_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

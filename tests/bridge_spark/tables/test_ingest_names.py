@@ -21,7 +21,7 @@ from bridge_spark.tables.ingest_config import parse_config
 from bridge_spark.tables.ingest_session import IngestError
 from bridge_spark.tables.jobs.backfill_range import parse_bound
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.one_build]
 
 __all__ = ["spark"]
 

@@ -18,7 +18,7 @@ from support.spark_session import StreamWriter, message, spark
 from bridge_spark.ingest import run
 from bridge_spark.tables.ingest_config import IngestConfig, parse_config
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.one_build]
 
 __all__ = ["spark"]
 

@@ -33,7 +33,7 @@ from support.spark_session import START_US, StreamWriter, message
 
 from bridge_spark import ingest
 
-pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300),
+pytestmark = [pytest.mark.one_build,
               pytest.mark.slow(reason="starts a Spark of its own")]
 
 __all__ = ["cluster"]

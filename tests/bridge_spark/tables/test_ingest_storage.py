@@ -67,7 +67,6 @@ def places(found: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(row["partition"], row["offset"]) for row in found]
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(("table_format", "where"), [
     pytest.param("iceberg", "published", marks=pytest.mark.slow(reason="kills of a local table run in test_ingest.py")),
     pytest.param("iceberg", "written", marks=SLOW),
@@ -102,7 +101,6 @@ def test_rows_on_s3_are_there_once_after_a_kill(
     assert places(rows(tmp_path, s3, table_format)) == sorted(everything - bad)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=SLOW)])
 def test_aggregates_and_backfills_on_s3(
     spark: SparkSession, tmp_path: Path, s3: S3Server, table_format: str
@@ -128,7 +126,6 @@ def test_aggregates_and_backfills_on_s3(
         run_backfill(settings, {0: 9}, {0: 10}, session=spark)
 
 
-@pytest.mark.timeout(180)
 def test_a_storage_that_refuses_is_one_line_without_credentials(
     spark: SparkSession, tmp_path: Path, s3: S3Server
 ) -> None:

@@ -69,7 +69,6 @@ def rows(directory: Path) -> Any:
     return pq.read_table(directory, partitioning=None).to_pandas()
 
 
-@pytest.mark.timeout(180)
 def test_duplicates_are_dropped_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [
@@ -128,7 +127,6 @@ def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str]
     return groups.agg(["count", "mean", "min", "max", "last"])
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("table_format", ["parquet", pytest.param("delta", marks=SLOW)])
 def test_aggregates_over_restarts_agree_with_pandas(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
     """More than two hours of readings, so that windows of an hour are closed too."""
@@ -163,7 +161,6 @@ def test_aggregates_over_restarts_agree_with_pandas(spark: SparkSession, tmp_pat
         )
 
 
-@pytest.mark.timeout(300)
 def test_tables_with_state_continue_after_an_uncommitted_batch(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, many(0, 400))
@@ -182,7 +179,6 @@ def test_tables_with_state_continue_after_an_uncommitted_batch(spark: SparkSessi
     assert found["count"].to_dict() == wanted["count"].to_dict()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("start", ["earliest", '{"0": 1}'])
 def test_late_messages_in_the_first_batch_are_dead_letters(spark: SparkSession, tmp_path: Path, start: str) -> None:
     """Spark's first watermark is in 1970, as is a clock that is not set."""
@@ -197,7 +193,6 @@ def test_late_messages_in_the_first_batch_are_dead_letters(spark: SparkSession, 
     assert sorted(rows(tmp_path / "out")["offset"]) == [3, 4]
 
 
-@pytest.mark.timeout(300)
 def test_retention_may_remove_published_messages(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     parquet_rows, state = document(tmp_path), document(tmp_path, watermark="1 minute", deduplicate_by=["device"],
@@ -216,7 +211,6 @@ def test_retention_may_remove_published_messages(spark: SparkSession, tmp_path: 
         ingest(spark, state)
 
 
-@pytest.mark.timeout(180)
 def test_latest_means_the_end_at_the_first_start(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     settings = document(tmp_path, starting_offsets="latest")

@@ -27,7 +27,6 @@ def config(tmp_path: Path, **keys: Any) -> IngestConfig:
     return parse_config({"source": {"path": str(tmp_path / "data")}, "catalog": catalog, "tables": {"t": table}})
 
 
-@pytest.mark.timeout(240)
 @pytest.mark.parametrize("options", [{}, {"maxStringLen": "1000"}])
 def test_variants_are_written_to_parquet(spark: SparkSession, tmp_path: Path, options: dict[str, str]) -> None:
     writer = StreamWriter(tmp_path / "data")
@@ -49,7 +48,6 @@ def test_variants_are_written_to_parquet(spark: SparkSession, tmp_path: Path, op
     assert [tuple(row) for row in again.selectExpr("offset", "to_json(v)", "to_json(l[1])").collect()] == expected
 
 
-@pytest.mark.timeout(240)
 def test_columns_that_cannot_be_read_or_held_are_refused_at_the_start(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0, "t", b'{"v":1}')])
     cases: list[tuple[dict[str, Any], str]] = [

@@ -60,7 +60,6 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-@pytest.mark.timeout(120)
 def test_every_file_of_a_broker_is_private(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path, open_umask: None
 ) -> None:

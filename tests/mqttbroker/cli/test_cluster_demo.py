@@ -13,7 +13,6 @@ from support.spark_session import python_path
 pytestmark = [pytest.mark.slow("three Kafka brokers, three nodes and Spark: 2 minutes"), pytest.mark.one_build]
 
 
-@pytest.mark.timeout(600)
 def test_the_demo_finds_everything_in_the_table(tmp_path: Path) -> None:
     command = [sys.executable, "-P", "-m", "mqttbroker.cli.cluster_demo", "--keep", str(tmp_path / "demo")]
     done = subprocess.run(

@@ -25,7 +25,7 @@ from mqttbroker.cluster.store import KafkaStore, ShardPlace
 from sessions.store.interface import StoreError
 from sessions.write_set import WriteSet
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.one_build]
 
 
 def create(kafka: KafkaCluster, topic: str) -> None:

@@ -191,7 +191,6 @@ async def test_a_second_node_of_a_name_ends_with_one_line(kafka: KafkaCluster) -
 
 
 @pytest.mark.slow("needs Kafka")
-@pytest.mark.timeout(180)
 async def test_nodes_stay_members_when_the_kafka_broker_that_coordinates_them_dies(kafka: KafkaCluster) -> None:
     first, second = Node(kafka, "coordinated", "a", 1.0), Node(kafka, "coordinated", "b", 2.0)
     try:

@@ -89,7 +89,6 @@ def test_a_reader_goes_on_in_front_of_a_body_in_parts() -> None:
 
 
 @pytest.mark.slow("starts Kafka")
-@pytest.mark.timeout(200)
 def test_a_store_commits_and_recovers_what_no_record_can_hold(kafka: KafkaCluster, tmp_path: Path) -> None:
     asyncio.run(kafka.create_topic("parts"))
 

@@ -22,7 +22,7 @@ from mqttbroker.cluster.ownership import State
 from mqttbroker.cluster.records import HEADER_BYTES
 from mqttbroker.cluster.shard_log import Outcome
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build, pytest.mark.slow("kills and stops Kafka brokers")]
+pytestmark = [pytest.mark.one_build, pytest.mark.slow("kills and stops Kafka brokers")]
 
 WAIT_S = 90.0
 LONGEST_PAUSE_S = 8.0  # until these Kafka brokers have elected another controller, and fenced the broker; and the log is read

@@ -24,7 +24,7 @@ from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import DATA, JOINED, TAKEN, FrameHandler, FrameReader, FrameWriter
 from mqttbroker.net.worker_setup import Joined
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.one_build]
 
 CLUSTER = b"testtest"
 KEY = new_key()

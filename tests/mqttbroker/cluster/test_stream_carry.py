@@ -29,7 +29,7 @@ from sessions.store.database import Database
 from sessions.store.salvage import set_stream_ends
 from sessions.write_set import WriteSet
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build, pytest.mark.slow("starts three Kafka brokers")]
+pytestmark = [pytest.mark.one_build, pytest.mark.slow("starts three Kafka brokers")]
 
 CLUSTER, OWNER = b"cluster1", b"ownerown"
 LAB = Stream(name="lab", filters=("lab/#",), partitions=3)

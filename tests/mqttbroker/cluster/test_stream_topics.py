@@ -45,7 +45,7 @@ from mqttbroker.config.settings import Stream
 from sessions.message import Message
 from sessions.write_set import WriteSet
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.one_build]
+pytestmark = [pytest.mark.one_build]
 
 WAIT_S = 60.0
 

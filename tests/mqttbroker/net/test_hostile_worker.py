@@ -235,7 +235,6 @@ if "mqttbroker.worker" in sys.orig_argv and sys.orig_argv[-2] == "1":
 """
 
 
-@pytest.mark.timeout(180)
 def test_a_worker_that_attacks_is_killed_and_started_again(tmp_path: Path, start_broker: Start) -> None:
     listens = frame(READY, 0, b"[]")
     attacks = [

@@ -246,7 +246,6 @@ def test_a_broker_that_was_stopped_itself_kills_no_worker(start: Start) -> None:
 
 
 @pytest.mark.slow("50 kills, of each worker less than 10 in a minute")
-@pytest.mark.timeout(600)
 def test_clients_of_other_workers_notice_no_kill(start: Start) -> None:
     """They get each message, at QoS 0 too, and the will of each client that was lost once."""
     broker = start(workers=6)

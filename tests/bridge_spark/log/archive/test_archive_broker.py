@@ -153,7 +153,6 @@ def read_everywhere(broker: BrokerProcess, publisher: Publisher, **options: str)
         assert " of " in plan and "partition 0: offsets 0 to " in plan
 
 
-@pytest.mark.timeout(240)
 def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark: SparkSession) -> None:
     archive = tmp_path / "archive"
     archive.mkdir()
@@ -227,7 +226,6 @@ def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark
 
 
 @pytest.mark.slow("the test above, with S3")
-@pytest.mark.timeout(240)
 def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = start_broker(config=config("s3://bucket/plant one"), env=s3.environment)
     for name in s3.environment:

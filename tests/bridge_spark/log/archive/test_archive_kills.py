@@ -130,7 +130,6 @@ def test_a_full_or_failing_disk_loses_nothing(tmp_path: Path, call: str) -> None
 
 
 @pytest.mark.slow("about 250 states of the disk")
-@pytest.mark.timeout(300)
 def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
     """With the disk model of `disk.image`: unsynced writes are kept, lost or partial, in data directory and archive."""
     assert archive_all(layer.root / "data", layer.root / "archive", "", "4000", **layer.env) == 0

@@ -327,7 +327,6 @@ def write(kind: Kind, place: Path, last: int, compacts: bool = True) -> None:
 @pytest.mark.parametrize(("kind", "every"), [
     (parquet, 3), (delta, 3), (iceberg, 41),
     pytest.param(iceberg, 3, marks=pytest.mark.slow(reason="as above, at more steps"))])
-@pytest.mark.timeout(180)
 def test_a_kill_at_any_step_loses_and_repeats_no_rows(
     kind: Kind, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

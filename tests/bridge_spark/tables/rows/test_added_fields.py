@@ -101,7 +101,6 @@ BATCHES: list[tuple[list[Row], list[Row], Optional[list[str]]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.timeout(180)
 def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
     writer, offset, wanted = StreamWriter(tmp_path / "data"), 0, []
     for given, expected, columns in BATCHES:
@@ -120,7 +119,6 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
         assert rows(tmp_path / f"{table}.backfill") == wanted
 
 
-@pytest.mark.timeout(180)
 def test_new_fields_of_a_struct_stay_in_extra(spark: SparkSession, tmp_path: Path) -> None:
     payload = {"n": 1, "o": {"v": 2.0, "w": [3]}, "p": 4}
     StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])
@@ -131,7 +129,6 @@ def test_new_fields_of_a_struct_stay_in_extra(spark: SparkSession, tmp_path: Pat
         {"n": 1, "v": 2.0, "p": 4.0, "_extra": [("o", '{"w":[3]}')]}]
 
 
-@pytest.mark.timeout(180)
 def test_fields_that_differ_in_case_fill_one_column(spark: SparkSession, tmp_path: Path) -> None:
     """No value is lost: each is in the column, or in `_extra`."""
     batches: list[tuple[list[Row], list[Row]]] = [
@@ -153,7 +150,6 @@ def test_fields_that_differ_in_case_fill_one_column(spark: SparkSession, tmp_pat
         assert rows(tmp_path / f"{table}.backfill") == wanted
 
 
-@pytest.mark.timeout(180)
 def test_a_text_too_long_for_sparks_json_parser_is_kept(spark: SparkSession, tmp_path: Path) -> None:
     payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
     StreamWriter(tmp_path / "data").append(
@@ -165,7 +161,6 @@ def test_a_text_too_long_for_sparks_json_parser_is_kept(spark: SparkSession, tmp
     assert short["t"] == "short" and "t" not in long and len(long["_extra"]["t"]) == 21_000_002
 
 
-@pytest.mark.timeout(180)
 def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
     payload = {"a.b": 1, "c`d e": 2, "*": 3, "new": 4}
     StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])
@@ -174,7 +169,6 @@ def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: 
     assert rows(tmp_path / "parquet") == [{"offset": 0, **payload}]
 
 
-@pytest.mark.timeout(180)
 def test_added_columns_survive_kills_and_may_enter_the_schema(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
