@@ -21,20 +21,11 @@ from paho.mqtt.reasoncodes import ReasonCode
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
 from mqttbroker.cli.message_format import check_format, formatted
-from mqttbroker.cli.mqtt_options import (
-    VERSIONS,
-    OptionError,
-    add_options,
-    apply_url,
-    connect,
-    make_client,
-    place,
-    properties,
-)
+from mqttbroker.cli.mqtt_options import VERSIONS, OptionError, add_options, apply_url, place
+from mqttbroker.cli.paho_client import MQTT5, connect, make_client, properties
 from topic_matcher.filters import is_valid_filter, is_valid_topic, matches
 
 FAILED, WRONG_CALL, TIMED_OUT = 1, 2, 27
-MQTT5 = VERSIONS["5"]
 MAX_WAITING = 1000  # messages that `pub` has handed to the client and that are not acknowledged
 CONNECT_TIMEOUT = 30.0  # seconds until the CONNACK
 
