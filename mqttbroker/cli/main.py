@@ -68,6 +68,7 @@ _OWN_PARSERS = {
     "top": "a running broker's rates and clients, live",
     "pub": "publish messages, with the options of mosquitto_pub",
     "sub": "print messages, with the options of mosquitto_sub",
+    "bench": "measure a running broker with a small load",
 }
 
 
@@ -158,6 +159,10 @@ def _run(words: List[str]) -> int:
         from mqttbroker.cli import mqtt_commands
 
         return (mqtt_commands.pub if words[0] == "pub" else mqtt_commands.sub)(words[1:])
+    if words[:1] == ["bench"]:
+        from mqttbroker.cli.bench import main as bench
+
+        return bench(words[1:])
     if words[:1] == ["top"]:
         return _top(words[1:])
     try:
@@ -273,9 +278,9 @@ def _top(words: Sequence[str]) -> int:
 def _completion(shell: str) -> int:
     import shtab
 
-    from mqttbroker.cli import mqtt_commands, top
+    from mqttbroker.cli import bench, mqtt_commands, top
 
-    own = {"top": top.top_parser(), "pub": mqtt_commands.pub_parser(), "sub": mqtt_commands.sub_parser()}
+    own = {"top": top.top_parser(), "pub": mqtt_commands.pub_parser(), "sub": mqtt_commands.sub_parser(), "bench": bench.bench_parser()}
     print(shtab.complete(command_parser(own), shell=shell))
     return 0
 

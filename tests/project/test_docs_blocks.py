@@ -33,7 +33,7 @@ from support.raw_client import RawClient
 from support.spark_session import python_path
 
 from mqttbroker.auth.plugin import Accepted, Login
-from mqttbroker.cli import mqtt_commands, top
+from mqttbroker.cli import bench, mqtt_commands, top
 from mqttbroker.cli.api_commands import with_action
 from mqttbroker.cli.main import command_parser, main
 from mqttbroker.config.load import load_settings
@@ -72,7 +72,7 @@ PRINTED = {
     ("docs/architecture.md", ""): "the parts of the broker",
     ("docs/bridges.md", ""): "the parts of a bridge",
     ("docs/cluster.md", ""): "the parts of a cluster",
-    ("docs/commands.md", ""): "what `mqttbroker doctor` prints",
+    ("docs/commands.md", ""): "what `mqttbroker bench` and `mqttbroker doctor` print",
     ("docs/upgrade.md", ""): "the line of a refusal",
     ("docs/http.md", ""): "what `mqttbroker consumers` prints",
     ("docs/spark-issue-filter-pushdown.md", "python"): "a defect of Spark, which test_datasource.py shows with our source",
@@ -104,6 +104,7 @@ NOT_RUN = {
     "mqttbroker top": "needs a terminal; test_top.py",
     "mqttbroker sub -h broker": "the same options run in test_mqtt_commands.py",
     "mqttbroker pub -h broker": "the same options run in test_mqtt_commands.py",
+    "mqttbroker bench -h broker": "takes a minute; the same options run in test_bench_command.py",
     "generate |": "a program of the reader; -l runs in test_mqtt_commands.py",
     "mosquitto_sub -h broker": "needs an issuer; a client has such a token in test_jwt_broker.py",
     "docker ": "there is no Docker engine here; test_image.py runs the steps and the command of the image",
@@ -356,7 +357,7 @@ def run_shell(lines: list[str]) -> None:
 
 @pytest.mark.parametrize("page", SHELL_PAGES)
 def test_commands_that_are_not_run_exist(page: str) -> None:
-    parsers = {"pub": mqtt_commands.pub_parser, "sub": mqtt_commands.sub_parser, "top": top.top_parser}
+    parsers = {"pub": mqtt_commands.pub_parser, "sub": mqtt_commands.sub_parser, "top": top.top_parser, "bench": bench.bench_parser}
     targets = re.findall(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)[0].split()
     for line in commands(page):
         if reason(line) is None:

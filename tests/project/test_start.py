@@ -42,6 +42,7 @@ def test_a_broker_with_default_settings_loads_what_it_needs_to_listen(start_brok
         (["--version"], 250, set()),
         (["status", "--url", "http://127.0.0.1:9"], 320, set()),
         (["pub", "-p", "9", "-t", "a", "-m", "b"], 260, {"paho"}),
+        (["bench", "-p", "9"], 280, set()),
         (["check-config", "/dev/null"], 500, set()),
     ],
 )

@@ -1,0 +1,114 @@
+"""The CPU time of the broker at the other end of a connection, if it runs on this machine. Linux only."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Optional
+
+_PARTS = ("mqttbroker: worker", "mqttbroker: shard")  # titles of processes whose parent is the broker
+_LISTEN = "0A"
+
+
+class UnknownCpu(Exception):
+    """The CPU time cannot be had; one line."""
+
+
+class BrokerCpu:
+    """The processes of a broker: the one given, and those that it had started then."""
+
+    def __init__(self, pid: int) -> None:
+        parents = dict(_parents())
+        self.pids = [pid]
+        for each in self.pids:
+            self.pids += [child for child, parent in parents.items() if parent == each]
+        self.name = _title(pid)
+        self.seconds()
+
+    def seconds(self) -> float:
+        """Their CPU time so far, user and system. Raises UnknownCpu."""
+        try:
+            # The clock of a process, as clock_getcpuclockid(3) computes it.
+            return sum(time.clock_gettime_ns(~pid << 3 | 2) for pid in self.pids) / 1e9
+        except OSError:
+            raise UnknownCpu("a process of the broker has ended") from None
+
+
+def broker_of(connection: socket.socket) -> BrokerCpu:
+    """The broker at the other end of a connected socket. Raises UnknownCpu."""
+    if sys.platform != "linux":
+        raise UnknownCpu("needs Linux")
+    if connection.family == socket.AF_UNIX:
+        credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid: Optional[int] = struct.unpack("3i", credentials)[0]
+    else:
+        here, there = connection.getsockname(), connection.getpeername()
+        if here[0] != there[0]:
+            raise UnknownCpu(f"{there[0]} is not this machine")
+        inode = _inode(there[1], here[1])
+        pid = None if inode is None else _owner(inode)
+    if not pid:
+        raise UnknownCpu("its process is in a container, or is another user's: give --broker-pid, or run this as that user")
+    parents = dict(_parents())
+    while _title(pid).startswith(_PARTS) and parents.get(pid):
+        pid = parents[pid]
+    return BrokerCpu(pid)
+
+
+def _inode(local_port: int, remote_port: int) -> Optional[str]:
+    """The inode of the socket with these ports, or of one that listens on the first; None if there is none."""
+    listening = None
+    for name in ("tcp", "tcp6"):
+        try:
+            rows = [line.split() for line in Path("/proc/net", name).read_text(encoding="ascii").splitlines()[1:]]
+        except OSError:
+            continue
+        for row in rows:
+            local, remote, state, inode = row[1], row[2], row[3], row[9]
+            if int(local.rpartition(":")[2], 16) != local_port:
+                continue
+            if int(remote.rpartition(":")[2], 16) == remote_port and inode != "0":
+                return inode
+            if state == _LISTEN:
+                listening = inode
+    return listening
+
+
+def _owner(inode: str) -> Optional[int]:
+    """The process that has this socket open; None if that cannot be seen."""
+    target = f"socket:[{inode}]"
+    for pid in _pids():
+        try:
+            for entry in os.scandir(f"/proc/{pid}/fd"):
+                if os.readlink(entry.path) == target:
+                    return pid
+        except OSError:
+            continue  # it has ended, or is another user's
+    return None
+
+
+def _pids() -> Iterator[int]:
+    return (int(name) for name in os.listdir("/proc") if name.isdecimal())
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Each process and its parent."""
+    for pid in _pids():
+        try:
+            # The name, in parentheses, may have spaces.
+            yield pid, int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()[1])
+        except OSError:
+            continue
+
+
+def _title(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+        return words[0] if len(words) == 1 else Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
