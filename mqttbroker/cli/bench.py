@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Optional
 
-from mqttbroker.cli.broker_cpu import BrokerCpu, UnknownCpu, broker_of
+from mqttbroker.cli.broker_processes import BrokerCpu, UnknownCpu, broker_of
 from mqttbroker.cli.load import MAX_MESSAGES, MIN_SIZE, TIMER, Account, Load, Opener, Plan
 from mqttbroker.cli.load_client import Connection, LoadError
 from mqttbroker.cli.mqtt_options import (

@@ -94,7 +94,8 @@ def _add_serve(commands: Any) -> None:
 
 def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
     """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
-    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, healthcheck, import_command, import_store_command
+    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, healthcheck, support_command
+    from mqttbroker.cli import import_command, import_store_command
     from mqttbroker.cli.store_commands import add_parsers
 
     parser, commands = _parser()
@@ -113,6 +114,7 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
     consumers_command.add_parser(commands)
     api_commands.add_parsers(commands)
     doctor.add_parser(commands)
+    support_command.add_parser(commands)
     healthcheck.add_parser(commands)
     completion = commands.add_parser("completion", help="print a script that completes commands in a shell")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -188,7 +190,8 @@ def _serve_options(words: List[str]) -> argparse.Namespace:
 
 def _run_other(words: List[str]) -> int:
     """Run a command whose parser takes longer to load than the broker has time to start."""
-    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, import_command, import_store_command
+    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, support_command
+    from mqttbroker.cli import import_command, import_store_command
     from mqttbroker.cli.store_commands import COMMANDS, run
 
     options = command_parser().parse_args(api_commands.with_action(words))
@@ -202,6 +205,8 @@ def _run_other(words: List[str]) -> int:
         return run(options)
     if options.command == "doctor":
         return doctor.run(options)
+    if options.command == support_command.COMMAND:
+        return support_command.run(options)
     if options.command == "consumers":
         return consumers_command.run(options)
     if options.command == import_command.COMMAND:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import signal
 import socket
@@ -10,57 +9,22 @@ import ssl
 import urllib.error
 import urllib.request
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import jwt
 import pytest
 from support.broker_process import BrokerProcess
-from support.certificates import CertificateFiles
+from support.known_secrets import KEYS, MARK, PASSWORD, SCRAM_PASSWORD, SecretConfig, secret_keys
 from support.processes import children, command_line
 from support.raw_client import RawClient
 
-from mqttbroker.auth.passwords import hash_password, scram_password
 from mqttbroker.cli.main import main
 from mqttbroker.codec.packets import Will
-from mqttbroker.config.settings import Settings
 
-MARK = "s3cr3t"
-# Every secret key of the configuration, with its value here: a new one needs a line.
-KEYS = {
-    "http.token": f"{MARK}-http-token",
-    "http.access.token": f"{MARK}-access-token",
-    "jwt.secret": f"{MARK}-jwt-secret-of-32-bytes-or-more",
-    "http_callback.authorization": f"Bearer {MARK}-callback",
-    "http_callback.headers": f"{MARK}-header",
-    "plugin.options": f"{MARK}-option",
-    "bridges.password": f"{MARK}-bridge",
-    "cluster.sasl_password": f"{MARK}-kafka",
-}
-PASSWORD, SCRAM_PASSWORD, GUESS = f"{MARK}-password", f"{MARK}-scram", f"{MARK}-guess"
+GUESS = f"{MARK}-guess"
 PAYLOAD, WILL = f"{MARK}-payload", f"{MARK}-will"
 BEARER_GUESS = f"{MARK}-bearer-guess"
-
-
-PLUGIN = """
-class Silent:
-    def __init__(self, key):
-        pass
-
-    async def authenticate(self, request):
-        return None
-"""
-
-
-def secret_keys(section: type[Any] = Settings, path: str = "") -> Iterator[str]:
-    for field in dataclasses.fields(section):
-        if "section" in field.metadata:
-            yield from secret_keys(field.metadata["section"], f"{path}{field.name}.")
-        elif "tables" in field.metadata:
-            yield from secret_keys(field.metadata["tables"], f"{path}{field.name}.")
-        elif not field.repr:
-            yield path + field.name
 
 
 def test_every_secret_key_is_used_here() -> None:
@@ -102,31 +66,11 @@ def send_bad_http(broker: BrokerProcess, request: bytes) -> None:
 
 
 def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
-    files = CertificateFiles(tmp_path)
-    hashed, scram = hash_password(PASSWORD.encode()), scram_password(SCRAM_PASSWORD.encode())
-    (tmp_path / "users").write_text(f"alice:{hashed}\nbob:{scram}\n")
-    (tmp_path / "rules").write_text("user alice\ntopic readwrite a/#\ntopic read $SYS/#\n")
-    (tmp_path / "access-token").write_text(KEYS["http.access.token"] + "\n")
-    (tmp_path / "silent.py").write_text(PLUGIN)
-    audit = tmp_path / "audit.log"
-    config = {
-        "allow_anonymous": False, "password_file": str(tmp_path / "users"), "acl_file": str(tmp_path / "rules"),
-        "sys_interval": "100ms",
-        "log": {"level": "debug", "audit_file": str(audit)},
-        "http": {"token": KEYS["http.token"], "access": [
-            {"name": "grafana", "role": "viewer", "token_file": str(tmp_path / "access-token")}]},
-        "jwt": {"algorithms": ["HS256"], "secret": KEYS["jwt.secret"], "token_in": "password"},
-        "http_callback": {"url": f"http://127.0.0.1:9/?key={MARK}-query", "authorization": KEYS["http_callback.authorization"],
-                          "headers": {"X-Api-Key": KEYS["http_callback.headers"]}},
-        "plugin": {"object": "silent:Silent", "path": str(tmp_path), "options": {"key": KEYS["plugin.options"]}},
-        "streams": {"a": {"filters": ["a/#"], "partitions": 1}},
-        "bridges": [{"name": "north", "addresses": ["127.0.0.1:9"], "username": "north", "password": KEYS["bridges.password"],
-                     "topics": [{"filter": "a/#", "direction": "out"}]}],
-        **files.config(),
-    }  # fmt: skip
-    broker = start_broker(config=config)
+    config = SecretConfig(tmp_path)
+    audit = config.audit_file
+    broker = start_broker(config=config.tables)
     outputs: dict[str, str] = {}
-    secrets = [MARK, hashed, scram, files.keyfile.read_text().splitlines()[1]]
+    secrets = [MARK, *config.secrets]
 
     with RawClient(broker.port) as client, RawClient(broker.port) as other:
         client.connect(

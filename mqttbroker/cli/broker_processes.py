@@ -1,4 +1,4 @@
-"""The CPU time of the broker at the other end of a connection, if it runs on this machine. Linux only."""
+"""The processes of a broker on this machine, and their CPU time. Linux only."""
 
 from __future__ import annotations
 
@@ -23,11 +23,8 @@ class BrokerCpu:
     """The processes of a broker: the one given, and those that it had started then."""
 
     def __init__(self, pid: int) -> None:
-        parents = dict(_parents())
-        self.pids = [pid]
-        for each in self.pids:
-            self.pids += [child for child, parent in parents.items() if parent == each]
-        self.name = _title(pid)
+        self.pids = process_tree(pid)
+        self.name = title(pid)
         self.seconds()
 
     def seconds(self) -> float:
@@ -55,9 +52,28 @@ def broker_of(connection: socket.socket) -> BrokerCpu:
     if not pid:
         raise UnknownCpu("its process is in a container, or is another user's: give --broker-pid, or run this as that user")
     parents = dict(_parents())
-    while _title(pid).startswith(_PARTS) and parents.get(pid):
+    while title(pid).startswith(_PARTS) and parents.get(pid):
         pid = parents[pid]
     return BrokerCpu(pid)
+
+
+def process_tree(pid: int) -> list[int]:
+    """A process and all that it has started, directly or not."""
+    parents = dict(_parents())
+    found = [pid]
+    for each in found:
+        found += [child for child, parent in parents.items() if parent == each]
+    return found
+
+
+def lock_holder(path: Path) -> Optional[int]:
+    """The process that has locked a file with flock(2); None if none has, or it is in another container. Raises OSError."""
+    inode = path.stat().st_ino
+    for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
+        words = line.split()
+        if words[1] == "FLOCK" and int(words[5].rpartition(":")[2]) == inode and int(words[4]) > 0:
+            return int(words[4])
+    return None
 
 
 def _inode(local_port: int, remote_port: int) -> Optional[str]:
@@ -106,7 +122,8 @@ def _parents() -> Iterator[tuple[int, int]]:
             continue
 
 
-def _title(pid: int) -> str:
+def title(pid: int) -> str:
+    """The name of a process, or the title that it has given itself; "" if it has ended."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
         return words[0] if len(words) == 1 else Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
