@@ -79,7 +79,7 @@ PRINTED = {
 }
 RUN_HERE = (
     "README.md", "docs/authentication.md", "docs/commands.md", "docs/configuration.md", "docs/durability.md", "docs/http.md",
-    "docs/install.md", "docs/migration.md", "docs/monitoring.md",
+    "docs/install.md", "docs/migration.md", "docs/monitoring.md", "docs/troubleshooting.md",
 )  # fmt: skip
 SHELL_PAGES = (*RUN_HERE, "CONTRIBUTING.md", "docs/cluster.md", "docs/performance.md")
 
@@ -137,6 +137,7 @@ SUBSTITUTED = {
         "trace --client dev-7": "trace --client dev-7 --seconds 1", "--seconds 600 --write": "--seconds 1 --write",
         "--write - | wireshark -k -i -": "--seconds 1 --write - | cat >capture",
     },
+    "docs/troubleshooting.md": {"/etc/mqttbroker/mqttbroker.toml": "conf/mqttbroker.toml"},
 }  # fmt: skip
 # `curl` and `mqttbroker` of the shell: an HTTP status of 400 or above is a failure.
 PRELUDE = """

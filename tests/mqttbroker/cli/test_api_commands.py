@@ -24,7 +24,7 @@ from support.raw_client import RawClient
 
 from mqttbroker import __version__
 from mqttbroker.auth.passwords import parse_passwords
-from mqttbroker.cli import mqtt_commands, top
+from mqttbroker.cli import bench, mqtt_commands, top
 from mqttbroker.cli.api_commands import COMMANDS, GROUPS, with_action
 from mqttbroker.cli.main import command_parser, main
 from mqttbroker.codec.packets import Disconnect
@@ -282,7 +282,7 @@ def test_bash_completes_commands(call: Call, words: list[str], completed: list[s
 
 
 def test_the_examples_of_the_documentation_can_be_parsed() -> None:
-    parsers = {"pub": mqtt_commands.pub_parser, "sub": mqtt_commands.sub_parser, "top": top.top_parser}
+    parsers = {"pub": mqtt_commands.pub_parser, "sub": mqtt_commands.sub_parser, "top": top.top_parser, "bench": bench.bench_parser}
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
     calls = [shlex.split(call[1], comments=True) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
              for call in re.finditer(r"(?:^|\| )mqttbroker (.*)", block, re.MULTILINE)]
