@@ -24,6 +24,7 @@ from mqttbroker.codec.reason_codes import MQTTError
 
 _MAX_PACKET_ID = 65535
 _FILTERS_PER_PACKET = 100
+_MAX_QUEUED = 65_536  # bytes of payloads that are written together
 
 
 class LoadError(Exception):
@@ -189,11 +190,12 @@ class Publisher(Connection):
         self._topic = topic.encode()
         self._qos = qos
         self._next_id = 0
+        self._queued = 0  # bytes of payloads since the last `flush`
         self._on_acknowledged = acknowledged
         self._on_ready = ready
 
     def publish(self, payload: bytes, stamp: int) -> None:
-        """Send a message with the next `flush`; ``stamp`` comes back with its acknowledgement."""
+        """Send a message, at the latest with the next `flush`; ``stamp`` comes back with its acknowledgement."""
         packet_id = 0
         if self._qos:
             packet_id = self._next_id
@@ -204,6 +206,13 @@ class Publisher(Connection):
             self._next_id = packet_id
             self.in_flight[packet_id] = stamp
         self._out.append(encode_publish(self._topic, payload, self._qos, False, False, packet_id, self.version, b""))
+        self._queued += len(payload)
+        if self._queued > _MAX_QUEUED:  # so that `writable` is up to date before there is more
+            self.flush()
+
+    def flush(self) -> None:
+        self._queued = 0
+        super().flush()
 
     def resume_writing(self) -> None:
         super().resume_writing()

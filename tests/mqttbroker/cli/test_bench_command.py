@@ -185,6 +185,16 @@ def test_messages_that_were_due_and_not_sent(broker: BrokerProcess) -> None:
     assert status == 0 and found["unsent"] > 0 and found["sent"] == found["delivered"]
 
 
+def test_large_messages_wait_for_the_socket_and_not_in_memory(broker: BrokerProcess) -> None:
+    """400 MB may be unacknowledged."""
+    words = ("--publishers", "1", "--subscribers", "0", "--size", "4000000", "--window", "100", "--rate", "max", "--count", "100")
+    with started("-p", str(broker.port), *words, "--duration", "600", "--json", "--quiet") as running:
+        _, status, usage = os.wait4(running.pid, 0)
+        running.returncode = os.waitstatus_to_exitcode(status)
+        assert running.stdout is not None and json.loads(running.stdout.read())["acknowledged"] == 100
+    assert running.returncode == 0 and usage.ru_maxrss < 150_000  # KiB
+
+
 def test_each_transport(tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     path = tmp_path / "socket"
