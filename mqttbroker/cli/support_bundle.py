@@ -31,6 +31,7 @@ from mqttbroker.config.settings import Settings
 
 MAX_ENTRY_BYTES = 4 << 20  # of one file in the bundle, longer ones are cut
 MAX_BUNDLE_BYTES = 32 << 20  # of all, before compression; what comes then is left out
+API_SECONDS = 60.0  # for all answers of the broker: one that takes this long is asked no more
 MAX_LISTED_FILES = 10_000  # of the data directory
 _SYS_TOPICS = "$SYS/broker/#"
 # Pages of the API, by the name of their file.
@@ -178,7 +179,7 @@ class Bundle:
         release = platform.freedesktop_os_release() if sys.platform == "linux" else {}
         return _json({
             "system": platform.platform(), "release": release.get("PRETTY_NAME"), "machine": platform.machine(),
-            "libc": " ".join(platform.libc_ver()), "host": platform.node(), "cpus": os.cpu_count(),
+            "libc": " ".join(platform.libc_ver()), "host": None if self.redactor.anonymize else platform.node(), "cpus": os.cpu_count(),
             "cpus_allowed": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
             "memory_bytes": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "load": os.getloadavg(),
             "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "clock_is_synchronised": clock_is_synchronised(),
@@ -268,7 +269,9 @@ class Bundle:
             f"api/{name}.json": lambda path=path: _page(api, path)  # type: ignore[misc]
             for name, path in _PAGES.items() if name != "cluster" or clustered
         }
-        return {"api/readyz.json": lambda: _ready(api), **parts, "api/metrics.txt": lambda: _metrics(api), "api/sys.txt": lambda: _sys(api)}
+        parts |= {"api/readyz.json": lambda: _ready(api), "api/metrics.txt": lambda: _metrics(api), "api/sys.txt": lambda: _sys(api)}
+        end = time.monotonic() + API_SECONDS
+        return {name: lambda part=part: _in_time(part, end) for name, part in parts.items()}  # type: ignore[misc]
 
     # --- logs ---------------------------------------------------------------------------------------------------------
 
@@ -357,6 +360,12 @@ def _walk(directory: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield os.path.relpath(os.path.join(folder, name), directory), status
 
 
+def _in_time(part: Callable[[], str], end: float) -> str:
+    if time.monotonic() > end:
+        raise Missing(f"the broker took more than {API_SECONDS:g} s for the answers before this one")
+    return part()
+
+
 def _page(api: BrokerApi, path: str) -> str:
     try:
         return _json(api.request("GET", broker_api.API + path, None, {}))
@@ -387,4 +396,5 @@ def _sys(api: BrokerApi) -> str:
         items, _ = api.items("/retained", 0, filter=_SYS_TOPICS)
     except CommandError as error:
         raise Missing(str(error)) from None
-    return "".join(f"{item['topic']} {b64decode(item['payload_base64']).decode(errors='replace')}\n" for item in items)
+    return "".join(f"{item['topic']} {b64decode(item['payload_base64']).decode(errors='replace')}\n" for item in items
+                   if item["client_id"] is None)

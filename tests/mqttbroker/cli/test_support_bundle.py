@@ -250,6 +250,16 @@ def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert 3900 < len(log_text) <= 4000 and log_text.startswith(TIME) and log_text.endswith(f"{TIME} info event=e499 \n") and "event=e100 " not in log_text
 
 
+def test_a_broker_that_answers_slowly(start_broker: Callable[..., BrokerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broker = start_broker()
+    monkeypatch.setattr(support_bundle, "API_SECONDS", -1.0)
+    output = tmp_path / "b.tar.gz"
+    assert main(["support-bundle", "--data-dir", str(broker.data_dir), "--url", broker.url, "-o", str(output)]) == 0
+    texts = unpacked(output)
+    assert texts["missing.txt"].count("the broker took more than -1 s for the answers before this one\n") == len(RUNNING) - 1
+    assert not [name for name in texts if name.startswith("api/")]
+
+
 def test_a_defect_of_one_part_costs_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def defective(self: support_bundle.Bundle) -> str:
         raise KeyError(MARK)
