@@ -27,9 +27,9 @@ from mqttbroker.admin.views import SessionFilter  # noqa: E402
 from mqttbroker.assembly import build_broker  # noqa: E402
 from mqttbroker.config.settings import Settings  # noqa: E402
 from mqttbroker.core.broker import Broker  # noqa: E402
-from mqttbroker.core.connection import CONNECTED  # noqa: E402
-from mqttbroker.core.session_rankings import SessionRankings  # noqa: E402
-from mqttbroker.core.terms import ListenerTerms  # noqa: E402
+from mqttbroker.core.client.connection import CONNECTED  # noqa: E402
+from mqttbroker.core.sessions.rankings import SessionRankings  # noqa: E402
+from mqttbroker.core.terms.terms import ListenerTerms  # noqa: E402
 from sessions.session import Subscription  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
 

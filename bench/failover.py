@@ -30,7 +30,7 @@ from support.cluster_nodes import ClusterNode, ClusterNodes  # noqa: E402
 from support.kafka import KafkaCluster  # noqa: E402
 
 from mqttbroker.cli.main import main as command  # noqa: E402
-from mqttbroker.core.own_shard import shard_of  # noqa: E402
+from mqttbroker.core.sessions.own_shard import shard_of  # noqa: E402
 
 TOPICS = 1000
 AT_ONCE = 300  # connections that are being made

@@ -23,8 +23,8 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from mqttbroker import build_kind  # noqa: E402
-from mqttbroker.core.groups import RoundRobin  # noqa: E402
-from mqttbroker.core.router import Router  # noqa: E402
+from mqttbroker.core.routing.groups import RoundRobin  # noqa: E402
+from mqttbroker.core.routing.router import Router  # noqa: E402
 from sessions.context import SessionContext, SessionLimits  # noqa: E402
 from sessions.journal import Journal  # noqa: E402
 from sessions.session import Session, Subscription  # noqa: E402

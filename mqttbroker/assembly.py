@@ -16,15 +16,15 @@ from mqttbroker.bridges.relay_terms import LARGEST_PACKET
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
-from mqttbroker.core.networks import Networks
-from mqttbroker.core.outbox import Outbound
-from mqttbroker.core.policy import Permissions
-from mqttbroker.core.route import StreamRule
-from mqttbroker.core.router import Router
-from mqttbroker.core.terms import BrokerTerms, ListenerTerms, Redirect
-from mqttbroker.core.wills import load_will
-from mqttbroker.core.work_queues import QueueRule
+from mqttbroker.core.routing.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
+from mqttbroker.core.terms.networks import Networks
+from mqttbroker.core.client.outbox import Outbound
+from mqttbroker.core.access.policy import Permissions
+from mqttbroker.core.routing.route import StreamRule
+from mqttbroker.core.routing.router import Router
+from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms, Redirect
+from mqttbroker.core.delivery.wills import load_will
+from mqttbroker.core.streams.work_queues import QueueRule
 from mqttbroker.memory_limit import memory_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits

@@ -31,9 +31,9 @@ from mqttbroker.admin.http_parameters import Field, decode_cursor, encode_cursor
 from mqttbroker.admin.http_routes import Answer, Route
 from mqttbroker.admin.http_schemas import INTEGER, TEXT, Schema, array, described, record
 from mqttbroker.admin.request_error import RequestError
-from mqttbroker.core.ban_list import OPERATOR
-from mqttbroker.core.bans import Bans
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.access.ban_list import OPERATOR
+from mqttbroker.core.access.bans import Bans
+from mqttbroker.core.sessions.own_shard import shard_of
 from mqttbroker.core_http import CoreAnswer, CoreAway, away_text
 
 LEAST_BAN: Final = 1.0  # seconds that a copied ban lasts at least

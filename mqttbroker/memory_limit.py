@@ -17,7 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Callable, Final, Optional, Union
 
 from mqttbroker.config.settings import Settings
-from mqttbroker.core.connection import MAX_DECISION_BYTES
+from mqttbroker.core.client.connection import MAX_DECISION_BYTES
 from mqttbroker.core.memory import CONNECTION_BYTES, RETAINED_BYTES, SECURE_BYTES, WEBSOCKET_BYTES, Memory
 
 log = logging.getLogger("mqttbroker")

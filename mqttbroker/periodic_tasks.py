@@ -12,7 +12,7 @@ from mqttbroker.admin.control import MAX_VISITS, BrokerControl
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.session_rankings import SessionRankings
+from mqttbroker.core.sessions.rankings import SessionRankings
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader

@@ -55,7 +55,7 @@ from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.policy import AllowAll, AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.defects import keep_running
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.health import Health

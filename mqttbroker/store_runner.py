@@ -8,7 +8,7 @@ from typing import List, Optional
 
 from mqttbroker.admin.latency import Latency
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.turns import TURN_WORK
+from mqttbroker.core.delivery.turns import TURN_WORK
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.stream_reads import StreamReads
 from sessions.store.disk import is_full

@@ -31,8 +31,8 @@ from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.sealed.row_process import ProcessEnded, RowProcess
 from bridge_spark.log.stream_config import can_seal
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.core.chunk import Chunk
-from mqttbroker.core.chunk_reads import (
+from mqttbroker.core.streams.chunk import Chunk
+from mqttbroker.core.streams.chunk_reads import (
     EXPIRED,
     FAILED,
     MOVED,

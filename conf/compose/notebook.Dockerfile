@@ -10,8 +10,8 @@ COPY mqttbroker mqttbroker
 # The versions are those that pyproject.toml allows.
 # hadolint ignore=DL3013
 RUN MQTTBROKER_COMPILE=0 pip install --no-cache-dir '.[spark,jdk,demo,notebook]' 'jupyterlab>=4.4,<5' \
-    && useradd --uid 1000 --create-home notebook
+    && useradd --uid 1000 --create-home --home-dir /notebook notebook
 USER 1000
-WORKDIR /home/notebook/work
+WORKDIR /notebook/work
 EXPOSE 8888
 CMD ["sh", "-c", "exec jupyter lab --ip 0.0.0.0 --no-browser --IdentityProvider.token=\"$(cat \"$BROKER_TOKEN_FILE\")\" sensors.ipynb"]

@@ -12,7 +12,7 @@ from enum import Flag, auto
 from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence
 
 from mqttbroker.config.settings import HttpAccess, Settings
-from mqttbroker.core.policy import Authorizer
+from mqttbroker.core.access.policy import Authorizer
 
 ALL_STREAMS = "*"
 # Of a request without MQTT client id: no pattern with %c matches it, because it is no single level.

@@ -27,7 +27,7 @@ from bridge_spark.log.stream_files import DELETED_FILE, DESCRIPTION_FILE, STREAM
 from mqttbroker import __version__
 from mqttbroker.admin.data_version import FILE as VERSION_FILE
 from mqttbroker.admin.repair import DATABASE, in_use
-from mqttbroker.core.ban_list import BAN_FILE
+from mqttbroker.core.access.ban_list import BAN_FILE
 from sessions.store.check import TABLES, check_database
 from sessions.store.commit_log.survey import last_position, survey
 from sessions.store.damage import is_corrupt

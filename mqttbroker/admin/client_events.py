@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Dict
 
-from mqttbroker.core.clients import Clients
-from mqttbroker.core.connection import Connection
+from mqttbroker.core.sessions.clients import Clients
+from mqttbroker.core.client.connection import Connection
 from topic_matcher.filters import text_bytes
 
 MAX_ID_BYTES = 4096  # of client ids that have events

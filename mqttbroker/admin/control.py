@@ -36,16 +36,16 @@ from mqttbroker.admin.views import (
     Totals,
 )
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
-from mqttbroker.core.ban_list import FOREVER, Ban, BanList, Key
+from mqttbroker.core.access.ban_list import FOREVER, Ban, BanList, Key
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.broker_messages import BrokerMessage
-from mqttbroker.core.connection import AWAIT_CONNECT, CONNECTED, Connection
-from mqttbroker.core.groups import Group, Member
-from mqttbroker.core.memory_stage import STAGE_NAMES
-from mqttbroker.core.networks import address_of, network_text
-from mqttbroker.core.route import is_reserved
-from mqttbroker.core.router import Router
-from mqttbroker.core.session_rankings import (
+from mqttbroker.core.delivery.broker_messages import BrokerMessage
+from mqttbroker.core.client.connection import AWAIT_CONNECT, CONNECTED, Connection
+from mqttbroker.core.routing.groups import Group, Member
+from mqttbroker.core.terms.memory_stage import STAGE_NAMES
+from mqttbroker.core.terms.networks import address_of, network_text
+from mqttbroker.core.routing.route import is_reserved
+from mqttbroker.core.routing.router import Router
+from mqttbroker.core.sessions.rankings import (
     CONNECTED_AT,
     DISCONNECTED_AT,
     QUEUED_MESSAGES,

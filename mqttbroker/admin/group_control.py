@@ -13,7 +13,7 @@ from typing import Dict, Final, List, NamedTuple, Optional
 from mqttbroker.admin.control import ControlError
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.stream_filter import EARLIEST, LATEST, TIME, Start, parse_from, parse_offset
+from mqttbroker.core.streams.filter import EARLIEST, LATEST, TIME, Start, parse_from, parse_offset
 from sessions.readers.stored_readers import StoredReader
 from sessions.rows import GROUP_READER, QUEUE_READER
 

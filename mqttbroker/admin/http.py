@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Optional, Tuple
 
 from mqttbroker.admin.access import AccessList
 from mqttbroker.admin.http_gate import Gate
-from mqttbroker.core.bans import Bans, BanTerms
+from mqttbroker.core.access.bans import Bans, BanTerms
 from mqttbroker.net.tls import ListenerContext
 
 if TYPE_CHECKING:

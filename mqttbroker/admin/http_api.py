@@ -60,7 +60,7 @@ from mqttbroker.admin.request_error import RequestError
 from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
 from mqttbroker.config.setting_kinds import Boolean, Choice
 from mqttbroker.config.settings import LOG_LEVELS
-from mqttbroker.core.bans import Bans
+from mqttbroker.core.access.bans import Bans
 from mqttbroker.log_levels import ALL, AREAS, LevelView, LogLevels
 
 T = TypeVar("T")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from mqttbroker.admin.access import AccessList, Principal, Right, role_for
 from mqttbroker.admin.request_error import RequestError
-from mqttbroker.core.bans import Bans
+from mqttbroker.core.access.bans import Bans
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.net.wire import peer_text
 

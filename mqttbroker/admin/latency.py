@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from itertools import accumulate
 from typing import Final, List, Tuple
 
-from mqttbroker.core.outbox import Outbound
+from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.net.wire import FlushScheduler
 
 INTERVAL: Final = 0.1  # seconds between two samples

@@ -12,7 +12,7 @@ from typing import Dict, Final, List, Optional
 
 from mypy_extensions import mypyc_attr
 
-from mqttbroker.core.policy import Authorizer
+from mqttbroker.core.access.policy import Authorizer
 from topic_matcher.filters import covers, is_valid_filter, matches, overlap
 
 DENY: Final = 0

@@ -29,9 +29,9 @@ from mqttbroker.codec.reason_codes import (
     QUOTA_EXCEEDED,
     SERVER_BUSY,
 )
-from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.core.deadline import Deadline
-from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
+from mqttbroker.core.access.bans import Bans, BanTerms
+from mqttbroker.core.terms.deadline import Deadline
+from mqttbroker.core.access.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 
 log = logging.getLogger("mqttbroker.auth")
 

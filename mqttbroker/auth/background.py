@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Callable
 
-from mqttbroker.core.policy import Authenticator
+from mqttbroker.core.access.policy import Authenticator
 
 
 class BackgroundAuthenticator(Authenticator):

@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any, Optional
 
 from mqttbroker.auth.replace_file import replace_file
-from mqttbroker.core.ban_list import BAN_FILE, FOREVER, MAX_NAME, OPERATOR, Ban, Key
-from mqttbroker.core.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
-from mqttbroker.core.networks import network_text
-from mqttbroker.core.offences import MAX_CREDIT, Record
+from mqttbroker.core.access.ban_list import BAN_FILE, FOREVER, MAX_NAME, OPERATOR, Ban, Key
+from mqttbroker.core.access.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
+from mqttbroker.core.terms.networks import network_text
+from mqttbroker.core.access.offences import MAX_CREDIT, Record
 from mqttbroker.defects import report_defect
 
 log = logging.getLogger("mqttbroker.auth")

@@ -29,9 +29,9 @@ from mqttbroker.codec.reason_codes import (
     SERVER_BUSY,
     MQTTError,
 )
-from mqttbroker.core.bans import Bans
-from mqttbroker.core.deadline import Deadline
-from mqttbroker.core.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
+from mqttbroker.core.access.bans import Bans
+from mqttbroker.core.terms.deadline import Deadline
+from mqttbroker.core.access.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 from mqttbroker.defects import keep_running
 
 log = logging.getLogger("mqttbroker.auth")

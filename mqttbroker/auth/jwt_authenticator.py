@@ -21,7 +21,7 @@ from mqttbroker.auth.remembered_tokens import RememberedTokens
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Jwt
-from mqttbroker.core.policy import AuthenticationRequest
+from mqttbroker.core.access.policy import AuthenticationRequest
 
 TURN: Final = 0.002  # seconds of verification in one iteration of the event loop
 MAX_FILE_BYTES: Final = 1 << 20

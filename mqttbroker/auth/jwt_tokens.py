@@ -15,7 +15,7 @@ from jwt import exceptions
 from mqttbroker.auth.jwt_keys import KeySet
 from mqttbroker.auth.permissions import PermissionsError, PermissionsReader
 from mqttbroker.config.settings import Jwt
-from mqttbroker.core.policy import Identity, Permissions
+from mqttbroker.core.access.policy import Identity, Permissions
 
 _COMPACT: Final = re.compile(r"eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*\.[A-Za-z0-9_-]*")
 MAX_NAME_BYTES: Final = 65_535  # of a user name or client id

@@ -12,7 +12,7 @@ from collections import OrderedDict, deque
 from typing import Generic, Optional, TypeVar
 
 from mqttbroker.auth.passwords import Passwords
-from mqttbroker.core.policy import AuthenticationRequest
+from mqttbroker.core.access.policy import AuthenticationRequest
 
 SUSPECT_TURN = 8
 SHORT = 4096  # bytes of a CONNECT packet; shorter ones are limited by their number only

@@ -11,7 +11,7 @@ from typing import Any, Dict, Final, List, Optional
 
 from mypy_extensions import mypyc_attr
 
-from mqttbroker.core.policy import ALLOWED, DENIED, UNDECIDED, Permissions
+from mqttbroker.core.access.policy import ALLOWED, DENIED, UNDECIDED, Permissions
 from topic_matcher.filters import covers, is_valid_filter, matches, overlap
 
 PUBLISH: Final = 1

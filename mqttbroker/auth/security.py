@@ -29,10 +29,10 @@ from mqttbroker.auth.replace_file import Contents, FileChanged, read_contents, r
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
-from mqttbroker.core.bans import Bans, BanTerms
+from mqttbroker.core.access.bans import Bans, BanTerms
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.networks import Networks
-from mqttbroker.core.policy import (
+from mqttbroker.core.terms.networks import Networks
+from mqttbroker.core.access.policy import (
     AllowAll,
     AnonymousPolicy,
     AuthenticationChain,

@@ -18,7 +18,7 @@ from mqttbroker.bridges.remotes import TlsTerms, answers, connect, reason_of
 from mqttbroker.config import settings as config
 from mqttbroker.config.remote_address import Address, parse_address
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connect_handler import OF_BRIDGES
+from mqttbroker.core.sessions.connect_handler import OF_BRIDGES
 from mqttbroker.defects import keep_running
 from mqttbroker.net.wire import Endpoint
 from sessions.session import Session

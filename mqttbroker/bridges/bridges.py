@@ -8,7 +8,7 @@ from typing import Dict, List, Sequence
 
 from mqttbroker.bridges.bridge import Bridge, BridgeContext, BridgeStatus
 from mqttbroker.config import settings as config
-from mqttbroker.core.connect_handler import OF_BRIDGES
+from mqttbroker.core.sessions.connect_handler import OF_BRIDGES
 
 log = logging.getLogger("mqttbroker.bridges")
 

@@ -12,7 +12,7 @@ from typing import Any, Callable, Final, Optional
 from mqttbroker.bridges.local_client import LocalTransport
 from mqttbroker.bridges.relay import JOINING, RELEASING, RUNNING, Relay
 from mqttbroker.bridges.relay_terms import RelayError
-from mqttbroker.core.deadline import STOPPED
+from mqttbroker.core.terms.deadline import STOPPED
 from mqttbroker.net.wire import Endpoint, Wire
 
 WRITE_BUFFER: Final = 262_144  # bytes that wait for the remote before the local client is paused

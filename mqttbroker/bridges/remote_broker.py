@@ -8,7 +8,7 @@ from mqttbroker.bridges.relay_terms import RelayError, RelayTerms
 from mqttbroker.codec.packets import Connack
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR, UNSUPPORTED_PROTOCOL_VERSION, MQTTError, name
-from mqttbroker.core.topic_aliases import TopicAliases
+from mqttbroker.core.client.topic_aliases import TopicAliases
 
 MAX_ALIASES: Final = 1000
 LONGEST_ALIASED: Final = 1000  # bytes of a topic

@@ -17,10 +17,10 @@ from mypy_extensions import mypyc_attr
 
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.outgoing import Outgoing
-from mqttbroker.core.publisher import BUS
-from mqttbroker.core.subscriptions import SubscribeBarrier
-from mqttbroker.core.turns import LongWork
+from mqttbroker.core.client.outgoing import Outgoing
+from mqttbroker.core.delivery.publisher import BUS
+from mqttbroker.core.sessions.subscriptions import SubscribeBarrier
+from mqttbroker.core.delivery.turns import LongWork
 from sessions.journal import IN_ANOTHER_LOG
 from sessions.message import Message
 from sessions.rows import MarkRow

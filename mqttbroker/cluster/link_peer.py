@@ -30,12 +30,12 @@ from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.frames import encode_publish
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR, MQTTError
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import Connection
-from mqttbroker.core.core_link import LinkReceiver, open_link, shared_packet
-from mqttbroker.core.groups import Group, RemoteMember
-from mqttbroker.core.outgoing import Outgoing
-from mqttbroker.core.retained_shards import CommitGate
-from mqttbroker.core.subscriptions import subscription_memory
+from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.packets.core_link import LinkReceiver, open_link, shared_packet
+from mqttbroker.core.routing.groups import Group, RemoteMember
+from mqttbroker.core.client.outgoing import Outgoing
+from mqttbroker.core.delivery.retained_shards import CommitGate
+from mqttbroker.core.sessions.subscriptions import subscription_memory
 from sessions.message import Message
 from sessions.rows import SubscriptionRow
 from sessions.session import CORE_PREFIX, NEVER, RETAIN_AS_PUBLISHED, Session, Subscription

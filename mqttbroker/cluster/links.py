@@ -18,14 +18,14 @@ from zlib import crc32
 from mqttbroker.cluster.link_messages import ADD, AVAILABLE, CONNECTED, GROUP, REMOVE, Change, MemberState
 from mqttbroker.cluster.link_peer import SHARE, Announcement, Peer, local_states
 from mqttbroker.cluster.link_server import CORE, Hello, LinkRefused
-from mqttbroker.core.core_link import LinkHandler
-from mqttbroker.core.groups import Group, LeastLoaded
-from mqttbroker.core.outgoing import Outgoing
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
-from mqttbroker.core.publisher import SharedLink
-from mqttbroker.core.stream_filter import reads_stream
-from mqttbroker.core.subscriptions import FilterObserver
-from mqttbroker.core.terms import ListenerTerms
+from mqttbroker.core.packets.core_link import LinkHandler
+from mqttbroker.core.routing.groups import Group, LeastLoaded
+from mqttbroker.core.client.outgoing import Outgoing
+from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.delivery.publisher import SharedLink
+from mqttbroker.core.streams.filter import reads_stream
+from mqttbroker.core.sessions.subscriptions import FilterObserver
+from mqttbroker.core.terms.terms import ListenerTerms
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets

@@ -13,7 +13,7 @@ from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.log_reader import RETRY_AFTER, LogReader
 from mqttbroker.cluster.log_view import CAUSES, OUT_OF_SEQUENCE, VALID, LogView, ViewState
 from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.defects import report_defect
 from sessions.rows import MarkRow
 

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Callable, Deque, Dict, Final, Optional, Tuple
 
 from mqttbroker.cluster.shards import Shards
-from mqttbroker.core.acknowledgements import AckGate
+from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.retained_shards import CommitGate, RetainedShards
+from mqttbroker.core.delivery.retained_shards import CommitGate, RetainedShards
 from sessions.journal import Gate
 from sessions.message import Message
 

@@ -19,9 +19,9 @@ from mqttbroker.cluster.retained_pages import PageRequest, RetainedPage, decode_
 from mqttbroker.cluster.retained_shards import LOCAL_ROOT
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.replay import ReplaySource, ReplaySources
-from mqttbroker.core.retained_shards import CommitGate
-from mqttbroker.core.turns import LongWork
+from mqttbroker.core.delivery.replay import ReplaySource, ReplaySources
+from mqttbroker.core.delivery.retained_shards import CommitGate
+from mqttbroker.core.delivery.turns import LongWork
 from sessions.message import Message
 from sessions.retained import RetainedScan
 from topic_matcher.filters import has_wildcard

@@ -40,7 +40,7 @@ from mqttbroker.cluster.store import KafkaStore, ShardPlace, Sizes, Timing
 from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.own_shard import OwnShard
+from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.defects import report_defect
 from mqttbroker.net.link import Link
 from mqttbroker.net.link_address import LinkAddress

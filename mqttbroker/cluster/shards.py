@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.sessions.own_shard import shard_of
 
 
 class Shards:

@@ -22,7 +22,7 @@ from mqttbroker.cluster.body import Section, published_of
 from mqttbroker.cluster.log_view import OUT_OF_SEQUENCE, VALID, LogView, ViewState
 from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.config.settings import Stream
-from mqttbroker.core.publisher import partition_key
+from mqttbroker.core.delivery.publisher import partition_key
 from sessions.message import Message
 
 log = logging.getLogger("mqttbroker.cluster")

@@ -15,12 +15,12 @@ from mqttbroker.codec.reason_codes import (
     SERVER_UNAVAILABLE,
     UNSPECIFIED_ERROR,
 )
-from mqttbroker.core.clients import Clients
-from mqttbroker.core.connect_handler import ConnectHandler
-from mqttbroker.core.connection import Connection
-from mqttbroker.core.outbox import Outbound
-from mqttbroker.core.policy import Rules
-from mqttbroker.core.turns import LongWork, Turns
+from mqttbroker.core.sessions.clients import Clients
+from mqttbroker.core.sessions.connect_handler import ConnectHandler
+from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.client.outbox import Outbound
+from mqttbroker.core.access.policy import Rules
+from mqttbroker.core.delivery.turns import LongWork, Turns
 from sessions.journal import GONE, SETTLED_AT_ONCE, Journal
 from sessions.registry import Registry
 from sessions.session import Session

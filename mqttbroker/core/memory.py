@@ -11,13 +11,13 @@ from typing import Final, List
 
 from mypy_extensions import i64
 
-from mqttbroker.core.chunk_reads import ChunkReads
-from mqttbroker.core.clients import Clients
-from mqttbroker.core.connection import MAX_DECISION_BYTES
-from mqttbroker.core.memory_stage import NORMAL, SHEDDING, STAGE_NAMES, MemoryStage
-from mqttbroker.core.outbox import Outbound
-from mqttbroker.core.router import Router
-from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.streams.chunk_reads import ChunkReads
+from mqttbroker.core.sessions.clients import Clients
+from mqttbroker.core.client.connection import MAX_DECISION_BYTES
+from mqttbroker.core.terms.memory_stage import NORMAL, SHEDDING, STAGE_NAMES, MemoryStage
+from mqttbroker.core.client.outbox import Outbound
+from mqttbroker.core.routing.router import Router
+from mqttbroker.core.terms.terms import BrokerTerms
 from sessions.context import SessionContext
 from sessions.retained import Retained
 

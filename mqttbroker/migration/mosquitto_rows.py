@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Dict, Final, Iterator, List, NamedTuple, Set, Tuple
 
 from mqttbroker.codec.data_types import encode_varint
-from mqttbroker.core.route import is_reserved
+from mqttbroker.core.routing.route import is_reserved
 from mqttbroker.migration.mosquitto_database import (
     RESEND_PUBREL,
     WAIT_FOR_PUBACK,

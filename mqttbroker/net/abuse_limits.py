@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Dict
 
-from mqttbroker.core.rates import ConnectRates
+from mqttbroker.core.terms.rates import ConnectRates
 from sessions.counters import Counters
 
 

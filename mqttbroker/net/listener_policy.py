@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any, Callable, Dict, Final, Optional, Tuple, cast
 
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
-from mqttbroker.core.connect_handler import ConnectAuthentication
-from mqttbroker.core.policy import AuthenticationPolicy, AuthenticationRequest
-from mqttbroker.core.rates import Rate
-from mqttbroker.core.terms import ListenerTerms
+from mqttbroker.core.sessions.connect_handler import ConnectAuthentication
+from mqttbroker.core.access.policy import AuthenticationPolicy, AuthenticationRequest
+from mqttbroker.core.terms.rates import Rate
+from mqttbroker.core.terms.terms import ListenerTerms
 from mqttbroker.net.abuse_limits import AddressLimits, HalfOpen
 from sessions.counters import Counters
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Awaitable, Callable, List, Optional, Tupl
 
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener
-from mqttbroker.core.connection import Connection
+from mqttbroker.core.client.connection import Connection
 from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
 from mqttbroker.net.file_version import file_version
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy

@@ -10,7 +10,7 @@ import ipaddress
 import socket
 from typing import Any, NamedTuple, Optional, Sequence
 
-from mqttbroker.core.policy import is_loopback
+from mqttbroker.core.access.policy import is_loopback
 from mqttbroker.net.proxy_protocol import MAX_HEADER, ProxyHeader, ProxyHeaderError
 from mqttbroker.net.wire import peer_text
 

@@ -15,7 +15,7 @@ from mqttbroker.codec import packets
 from mqttbroker.codec.properties import decode_properties
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.networks import address_of
+from mqttbroker.core.terms.networks import address_of
 from mqttbroker.net.packet_log import fixed_header
 from mqttbroker.net.pcap import Conversation
 from mqttbroker.net.wire import FlushScheduler, Wire

@@ -17,11 +17,11 @@ from typing import Any, Callable, Deque, Final, List, Optional
 from mypy_extensions import i64
 
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.connection import AWAIT_CONNECT, CLOSED, CONNECTED, CONNECTING, Connection
-from mqttbroker.core.deadline import STOPPED
-from mqttbroker.core.packet_reader import PacketReader
-from mqttbroker.core.protocol import Protocol
-from mqttbroker.core.rates import Throttle
+from mqttbroker.core.client.connection import AWAIT_CONNECT, CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.core.terms.deadline import STOPPED
+from mqttbroker.core.packets.packet_reader import PacketReader
+from mqttbroker.core.packets.protocol import Protocol
+from mqttbroker.core.terms.rates import Throttle
 from mqttbroker.net.left_client import LEFT_BYTES, LeftClient, is_drained, last_bytes, unread
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets

@@ -11,8 +11,8 @@ from typing import Any, Dict, Optional
 
 from mqttbroker.codec.packets import Connack
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, SERVER_UNAVAILABLE, to_v3_connack
-from mqttbroker.core.deadline import Deadline
-from mqttbroker.core.networks import Networks
+from mqttbroker.core.terms.deadline import Deadline
+from mqttbroker.core.terms.networks import Networks
 from mqttbroker.net.abuse_limits import HalfOpen
 from mqttbroker.net.left_client import unread
 from mqttbroker.net.link_frames import JOINED

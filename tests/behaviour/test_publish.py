@@ -13,7 +13,7 @@ from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Disconnect, Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.connection import CONNECTED, CONNECTING
+from mqttbroker.core.client.connection import CONNECTED, CONNECTING
 
 
 def full_properties() -> Properties:

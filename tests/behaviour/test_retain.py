@@ -23,7 +23,7 @@ from mqttbroker.codec.packets import (
     Unsubscribe,
 )
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.subscriptions import FREE_REPLAYS
+from mqttbroker.core.sessions.subscriptions import FREE_REPLAYS
 
 RETAIN_AS_PUBLISHED = 8
 

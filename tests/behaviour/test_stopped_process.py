@@ -18,7 +18,7 @@ from support.raw_client import RawClient
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
 from mqttbroker.codec.packets import Connack, Connect, Disconnect, Pingreq, Pingresp
-from mqttbroker.core.deadline import Deadline
+from mqttbroker.core.terms.deadline import Deadline
 from mqttbroker.net.wire import FlushScheduler
 
 DEADLINE = 4  # seconds: keep alive, and the time for a CONNECT

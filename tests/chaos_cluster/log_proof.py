@@ -15,7 +15,7 @@ from chaos.record import Record, Sent
 from mqttbroker.cluster.body import published_of
 from mqttbroker.cluster.log_view import VALID, LogView
 from mqttbroker.cluster.records import CHANGES, CONTINUED, HEADER_BYTES, MORE, TAKEOVER, Header, decode_header
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 
 LOGGED = "acknowledged messages that are in no log"
 VOID = "acknowledgements for void records, or before their record"

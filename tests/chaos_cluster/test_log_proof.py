@@ -8,7 +8,7 @@ from chaos_cluster.log_proof import LOG_ROWS, LOGGED, ONCE, OWNERS, VOID, LogPro
 
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.records import CHANGES, CONTINUED, MORE, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.write_set import WriteSet
 

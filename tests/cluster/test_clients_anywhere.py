@@ -15,7 +15,7 @@ from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Connack, Connect
 from mqttbroker.codec.reason_codes import SERVER_UNAVAILABLE, SESSION_TAKEN_OVER
-from mqttbroker.core.own_shard import OwnShard
+from mqttbroker.core.sessions.own_shard import OwnShard
 
 SHARDS = 2
 OF_SHARD = [OwnShard(shard, SHARDS).fitted("client") for shard in range(SHARDS)]

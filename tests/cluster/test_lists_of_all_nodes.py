@@ -20,7 +20,7 @@ from support.core import wait_until
 from support.kafka import KafkaCluster
 from support.raw_client import RawClient
 
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.sessions.own_shard import shard_of
 
 TOKEN = "a-token-of-tests-0123456789"
 SHARDS = 3

@@ -13,7 +13,7 @@ from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Publish
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.sessions.own_shard import shard_of
 
 SHARDS = 2
 

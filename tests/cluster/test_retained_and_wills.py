@@ -16,7 +16,7 @@ from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Disconnect, Packet, Pingreq, Pingresp, Pubcomp, Publish, Pubrec, Pubrel, Will
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.sessions.own_shard import shard_of
 
 SHARDS = 3
 TAKEN_OVER = 60.0  # seconds

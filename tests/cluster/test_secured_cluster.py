@@ -22,7 +22,7 @@ from support.secured_kafka import SecuredKafka
 
 from mqttbroker.cluster.link_keys import KEY_BYTES, key_of, new_key
 from mqttbroker.cluster.link_server import CORE, WORKER, Hello, LinkRefused, client_context, connect_link
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.sessions.own_shard import shard_of
 from mqttbroker.net.link_address import LinkAddress
 
 SHARDS = 2

@@ -15,7 +15,7 @@ from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Pubcomp, Publish, Pubrec, Pubrel
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.sessions.own_shard import shard_of
 
 SHARDS = 2
 

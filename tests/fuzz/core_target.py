@@ -18,7 +18,7 @@ from fuzz.generator import Conversation, Generator
 from fuzz.verdict import Finding, judge, shown
 from mqttbroker.codec.packets import Pingreq, Pingresp, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.connection import CLOSED
+from mqttbroker.core.client.connection import CLOSED
 
 CLIENTS = 10  # concurrent connections
 BEAT = 12  # chunks between two messages of the bystanders

@@ -32,7 +32,7 @@ from fuzz.verdict import TOPIC_ALIAS, Finding, Replies
 from mqttbroker.codec.packets import Connect, Packet, Pingreq, Puback, Publish, decode
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.connection import CLOSED
+from mqttbroker.core.client.connection import CLOSED
 
 SAMPLES = 400  # packets of a round, for codec and core each
 MAX_PACKET = 80_000

@@ -17,7 +17,7 @@ from support.command_line import run
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Will
-from mqttbroker.core.line_limit import MAX_LINES
+from mqttbroker.core.terms.line_limit import MAX_LINES
 
 Start = Callable[..., BrokerProcess]
 

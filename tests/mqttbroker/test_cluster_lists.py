@@ -14,8 +14,8 @@ from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call
 from mqttbroker.admin.http_parameters import Field
 from mqttbroker.admin.request_error import RequestError
 from mqttbroker.cluster_lists import ClusterLists, copy_bans
-from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.core.own_shard import shard_of
+from mqttbroker.core.access.bans import Bans, BanTerms
+from mqttbroker.core.sessions.own_shard import shard_of
 from mqttbroker.core_http import CoreAnswer, CoreAway
 
 SHARDS = 3

@@ -15,8 +15,8 @@ from bridge_spark.log.sealed.row_process import ProcessEnded, RowProcess, Sealed
 from bridge_spark.log.stream_config import StreamConfig
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import stream_reads
-from mqttbroker.core.chunk_reads import FAILED, READ, UNAVAILABLE, ChunkReads, ChunkUser, ReadRequest
-from mqttbroker.core.terms import BrokerTerms
+from mqttbroker.core.streams.chunk_reads import FAILED, READ, UNAVAILABLE, ChunkReads, ChunkUser, ReadRequest
+from mqttbroker.core.terms.terms import BrokerTerms
 from mqttbroker.stream_reads import StreamReads
 from sessions.message import Message
 

@@ -108,6 +108,38 @@ def test_layers_import_one_way(package: str) -> None:
     assert ours and not [pair for pair in ours if pair[1].split(".")[1] not in allowed]
 
 
+# Room of the core: the rooms that it may import, for types as well. `broker`, `commits` and `memory` are in none.
+CORE_ROOMS = {
+    "terms": "",
+    "access": "terms",
+    "routing": "access",
+    "client": "terms access",
+    "delivery": "terms access routing client",
+    "streams": "terms access routing client delivery",
+    "sessions": "terms access routing client delivery streams",
+    "broker commits memory": "terms access routing client delivery streams sessions",
+    "packets": "terms access routing client delivery streams sessions broker commits memory",
+}
+
+
+@pytest.mark.parametrize("rooms", CORE_ROOMS)
+def test_rooms_of_the_core_import_one_way(rooms: str) -> None:
+    allowed = {*rooms.split(), *CORE_ROOMS[rooms].split()}
+    wrong = [
+        f"{name_of(path)} imports {name}"
+        for path in modules("mqttbroker/core")
+        if path.relative_to(ROOT / "mqttbroker" / "core").parts[0].removesuffix(".py") in rooms.split()
+        for name in imports(parse(path))
+        if name.startswith("mqttbroker.core.") and name.split(".")[2] not in allowed
+    ]
+    assert not wrong
+
+
+def test_every_room_of_the_core_is_in_the_table() -> None:
+    rooms = {path.relative_to(ROOT / "mqttbroker" / "core").parts[0].removesuffix(".py") for path in modules("mqttbroker/core")}
+    assert rooms - {"__init__"} == {room for key in CORE_ROOMS for room in key.split()}
+
+
 def test_every_package_has_a_layer() -> None:
     packages = {name_of(path) for path in modules("bridge_spark", "mqttbroker") if path.name == "__init__.py"}
     assert {name for name in packages if name.count(".") == 1} == set(LAYERS)

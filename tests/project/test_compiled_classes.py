@@ -13,7 +13,7 @@ import sys
 import pytest
 
 CLASSES = """
-from mqttbroker.core.outgoing import Outgoing
+from mqttbroker.core.client.outgoing import Outgoing
 from sessions.journal import Entry
 from sessions.message import Message
 from sessions.window import AWAIT_PUBACK, Unpersisted

@@ -8,7 +8,7 @@ from typing import Any, Optional
 from support.core import Core, CoreClient
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD
-from mqttbroker.core.policy import (
+from mqttbroker.core.access.policy import (
     AnonymousPolicy,
     AuthenticationChain,
     AuthenticationRequest,

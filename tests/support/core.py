@@ -22,15 +22,15 @@ from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.packet_reader import PacketReader
-from mqttbroker.core.policy import (
+from mqttbroker.core.packets.packet_reader import PacketReader
+from mqttbroker.core.access.policy import (
     AnonymousPolicy,
     AuthenticationChain,
     AuthenticationRequest,
     Authenticator,
     Identity,
 )
-from mqttbroker.core.protocol import Protocol
+from mqttbroker.core.packets.protocol import Protocol
 from sessions.store.interface import StreamLog
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet

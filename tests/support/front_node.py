@@ -17,8 +17,8 @@ from mqttbroker.auth.security import Security
 from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import WORKER, Hello, LinkServer
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
-from mqttbroker.core.own_shard import OwnShard
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.sessions.own_shard import OwnShard
+from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import RELEASING
 from mqttbroker.net.listener_policy import ListenerPolicy

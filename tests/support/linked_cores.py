@@ -25,9 +25,9 @@ from mqttbroker.cluster.bus import Barrier, Bus, BusRecord, LocalReceiver
 from mqttbroker.cluster.link_server import CORE, Hello
 from mqttbroker.cluster.links import Links, link_endpoint
 from mqttbroker.config.settings import Settings
-from mqttbroker.core.connection import Connection
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets

@@ -20,7 +20,7 @@ from bridge_spark.source.storage import SegmentGone, StreamError, UnknownStream
 from mqttbroker.admin.access import AccessList, access_list
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.config.settings import Consumers, Http, Settings
-from mqttbroker.core.policy import AllowAll
+from mqttbroker.core.access.policy import AllowAll
 
 __all__ = ["spark"]
 

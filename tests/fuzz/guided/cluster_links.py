@@ -21,7 +21,7 @@ from mqttbroker.cluster.link_server import CONNECTS, MAX_LINE, WORKER, Hello, Li
 from mqttbroker.cluster.retained_pages import PageRequest, RetainedPage, decode_page, decode_request
 from mqttbroker.codec.frames import encode_publish
 from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.core_link import SHARED_TOPIC, LinkHandler
+from mqttbroker.core.packets.core_link import SHARED_TOPIC, LinkHandler
 from mqttbroker.net.acceptor import Handshake
 from mqttbroker.net.link_frames import (
     FAILED,
@@ -235,7 +235,7 @@ INPUTS = 500  # for one core
 class Messages(Target):
     """Packets of another core: whatever they are, the link goes on or is closed, and no exception escapes."""
 
-    modules = ("mqttbroker.core.core_link", "mqttbroker.cluster.link_peer", "mqttbroker.cluster.link_messages")
+    modules = ("mqttbroker.core.packets.core_link", "mqttbroker.cluster.link_peer", "mqttbroker.cluster.link_messages")
     words = (messages.TOPIC, SHARED_TOPIC, b"$core/retained/request", b"\xa6update", b"\xa4done", b"\xa4ping", b"\xa4pong")
 
     def __init__(self, directory: Path) -> None:

@@ -19,7 +19,7 @@ from mqttbroker.admin.access import access_list
 from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.config.settings import Consumers, Settings
 from mqttbroker.config.settings import Http as HttpSettings
-from mqttbroker.core.policy import AllowAll
+from mqttbroker.core.access.policy import AllowAll
 from sessions.message import Message
 
 TOKEN = "s3cret"

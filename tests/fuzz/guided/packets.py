@@ -15,7 +15,7 @@ from fuzz.near_misses import near_miss
 from fuzz.packet_target import CodecTarget, Exchange, valid_end
 from fuzz.reference import Bad, split
 from fuzz.verdict import Finding, judge
-from mqttbroker.core.connection import CLOSED
+from mqttbroker.core.client.connection import CLOSED
 
 INPUTS = 2000  # for one core; a new one then has no retained messages and sessions of earlier inputs
 PACKETS = 8  # in a seed, at most
@@ -61,9 +61,9 @@ class _Packets(Target):
         "mqttbroker.codec.packets",
         "mqttbroker.codec.data_types",
         "mqttbroker.codec.properties",
-        "mqttbroker.core.protocol",
-        "mqttbroker.core.packet_reader",
-        "mqttbroker.core.publish_handler",
+        "mqttbroker.core.packets.protocol",
+        "mqttbroker.core.packets.packet_reader",
+        "mqttbroker.core.packets.publish_handler",
     )
     version = 5
 
@@ -123,11 +123,11 @@ class Conversations(Target):
     """All bytes of a connection, from before CONNECT, of any version."""
 
     modules = (
-        "mqttbroker.core.protocol",
-        "mqttbroker.core.packet_reader",
-        "mqttbroker.core.connect_handler",
-        "mqttbroker.core.publish_handler",
-        "mqttbroker.core.subscriptions",
+        "mqttbroker.core.packets.protocol",
+        "mqttbroker.core.packets.packet_reader",
+        "mqttbroker.core.sessions.connect_handler",
+        "mqttbroker.core.packets.publish_handler",
+        "mqttbroker.core.sessions.subscriptions",
     )
 
     def __init__(self, directory: Path) -> None:

@@ -26,7 +26,7 @@ from support.raw_client import RawClient
 from mqttbroker.admin.access import ROLES, Principal, Right, access_list, certificate_names, role_for
 from mqttbroker.auth.acl import parse_acl
 from mqttbroker.config.settings import Http, HttpAccess, Settings, Stream
-from mqttbroker.core.policy import AllowAll
+from mqttbroker.core.access.policy import AllowAll
 
 pytestmark = pytest.mark.one_build
 Start = Callable[..., BrokerProcess]

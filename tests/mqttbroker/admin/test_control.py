@@ -34,8 +34,8 @@ from mqttbroker.admin.views import (
 from mqttbroker.codec.packets import Connect, Disconnect, Publish
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION
-from mqttbroker.core.connection import Connection
-from mqttbroker.core.session_rankings import MAX_RANKED, SessionRankings
+from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.sessions.rankings import MAX_RANKED, SessionRankings
 from sessions.counters import Counters
 from sessions.session import Subscription
 

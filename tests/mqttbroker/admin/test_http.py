@@ -27,7 +27,7 @@ from mqttbroker import __version__
 from mqttbroker.admin import http_application, http_routes, http_streams
 from mqttbroker.admin.access import access_list
 from mqttbroker.config.settings import Http, Settings
-from mqttbroker.core.policy import AllowAll
+from mqttbroker.core.access.policy import AllowAll
 from sessions.message import Message
 
 FILE = "00000000000000000000.seg"

@@ -22,7 +22,7 @@ from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
-from mqttbroker.core.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from topic_matcher.filters import matches
 
 RULES = """

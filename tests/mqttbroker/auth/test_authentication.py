@@ -31,8 +31,8 @@ from mqttbroker.codec.reason_codes import (
     QUOTA_EXCEEDED,
     SERVER_BUSY,
 )
-from mqttbroker.core.bans import Bans, BanTerms
-from mqttbroker.core.policy import Identity
+from mqttbroker.core.access.bans import Bans, BanTerms
+from mqttbroker.core.access.policy import Identity
 
 # alice: secret, bob: pass word, as mosquitto_passwd wrote them
 ALICE = "alice:$7$101$4bi5AyfE2xaqoXIs$RBrASIHOe9NGPzbq836FnJwkFoplgoeGYZDN44qtbvUPuOXvQOwn6INOjOQWl5+oPdMpDZzc0INzO0+xFwXmMw==\n"

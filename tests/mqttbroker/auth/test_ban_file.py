@@ -23,8 +23,8 @@ from mqttbroker.auth.security import ban_terms
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD, BANNED
 from mqttbroker.config.settings import Bans as BanSettings
 from mqttbroker.config.settings import Settings
-from mqttbroker.core.ban_list import BAN_FILE, FOREVER
-from mqttbroker.core.bans import Bans
+from mqttbroker.core.access.ban_list import BAN_FILE, FOREVER
+from mqttbroker.core.access.bans import Bans
 
 PEER = "10.0.0.1:1234"
 

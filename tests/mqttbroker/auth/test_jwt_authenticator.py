@@ -24,7 +24,7 @@ from mqttbroker.codec.reason_codes import (
 )
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Jwt
-from mqttbroker.core.policy import Identity
+from mqttbroker.core.access.policy import Identity
 
 IGNORED = "ignored"
 

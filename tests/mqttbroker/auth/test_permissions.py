@@ -8,7 +8,7 @@ from typing import Any, Optional
 import pytest
 
 from mqttbroker.auth.permissions import MAX_PERMISSIONS, MAX_SHARED, PermissionsError, PermissionsReader
-from mqttbroker.core.policy import ALLOWED, DENIED, UNDECIDED
+from mqttbroker.core.access.policy import ALLOWED, DENIED, UNDECIDED
 
 
 def allow(action: str, *topics: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mqttbroker.cluster.body import changes_of, encode_body, published_of
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.rows import MarkRow, SubscriptionRow
 from sessions.write_set import WriteSet, message_rows

@@ -14,8 +14,8 @@ from mqttbroker.cluster.body import encode_body, published_of
 from mqttbroker.cluster.bus import BusRecord
 from mqttbroker.cluster.records import CHANGES, HEADER_BYTES, TAKEOVER, Header, encode_record
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Suback, Subscribe, Subscription
-from mqttbroker.core.publisher import BUS
-from mqttbroker.core.route import LARGE_ROUTE
+from mqttbroker.core.delivery.publisher import BUS
+from mqttbroker.core.routing.route import LARGE_ROUTE
 from sessions.message import Message
 from sessions.rows import SubscriptionRow
 from sessions.session import Subscription as SessionSubscription

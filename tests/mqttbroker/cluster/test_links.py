@@ -23,9 +23,9 @@ from mqttbroker.cluster.links import HELD, Announced, LocalFilters
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.packets import Publish
 from mqttbroker.config.settings import Limits
-from mqttbroker.core.own_shard import OwnShard
-from mqttbroker.core.publisher import BUS
-from mqttbroker.core.retained_shards import RetainedShards
+from mqttbroker.core.sessions.own_shard import OwnShard
+from mqttbroker.core.delivery.publisher import BUS
+from mqttbroker.core.delivery.retained_shards import RetainedShards
 from mqttbroker.net.link_address import LinkAddress
 from sessions.journal import Gate
 from sessions.message import Message

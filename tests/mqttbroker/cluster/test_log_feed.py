@@ -14,7 +14,7 @@ from mqttbroker.cluster.bus import BusRecord, first_mark
 from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.log_feed import FeedBatches, LogFeed
 from mqttbroker.cluster.records import CHANGES, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.rows import MarkRow
 from sessions.write_set import WriteSet

@@ -15,7 +15,7 @@ from mqttbroker.cluster.log_feed import FeedBatches
 from mqttbroker.cluster.log_view import OLDER_EPOCH, REPEATED, VALID, LogView
 from mqttbroker.cluster.records import CHANGES, CONTINUED, MORE, TAKEOVER, Header, encode_record
 from mqttbroker.cluster.store import Sizes
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.rows import MarkRow
 from sessions.write_set import WriteSet

@@ -14,7 +14,7 @@ from support.shard_cores import ShardCores
 from mqttbroker.cluster import retained_pages, retained_shards, retained_view
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Suback, Subscribe, Subscription, Unsubscribe
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.core_link import LinkHandler, LinkReceiver, open_link
+from mqttbroker.core.packets.core_link import LinkHandler, LinkReceiver, open_link
 from sessions.message import Message
 from sessions.session import AWAITS_RETAINED, Session
 from topic_matcher.filters import matches

@@ -24,7 +24,7 @@ from mqttbroker.cluster.store_import import StoreImport
 from mqttbroker.cluster.store_merge import Merged, merge_shards
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.publisher import BUS
+from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.rows import SUBSCRIPTION_READER, MarkRow, OffsetsRow, ReaderRow, SessionRow, SubscriptionRow
 from sessions.session import NEVER

@@ -25,9 +25,9 @@ from mqttbroker.codec.packets import (
     Unsubscribe,
 )
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.groups import RoundRobin
-from mqttbroker.core.route import Route
-from mqttbroker.core.router import MAX_BUILDS, Router
+from mqttbroker.core.routing.groups import RoundRobin
+from mqttbroker.core.routing.route import Route
+from mqttbroker.core.routing.router import MAX_BUILDS, Router
 from sessions import session as session_module
 from sessions.context import SessionContext, SessionLimits
 from sessions.journal import Journal

@@ -21,7 +21,7 @@ from mqttbroker.admin.sys_topics import SysTopics
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
 from mqttbroker.codec.properties import Properties
-from mqttbroker.core.protocol import Protocol
+from mqttbroker.core.packets.protocol import Protocol
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import READ_SLICE, Endpoint, FlushScheduler, Wire

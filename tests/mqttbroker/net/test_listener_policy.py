@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 
-from mqttbroker.core.policy import AuthenticationPolicy
+from mqttbroker.core.access.policy import AuthenticationPolicy
 from mqttbroker.net.listener_policy import PolicyByListener
 
 

@@ -15,8 +15,8 @@ from bridge_spark.log.record_batch import encode_batches
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Publish, Subscribe, Subscription
 from mqttbroker.config.settings import Stream
-from mqttbroker.core.chunk import Chunk
-from mqttbroker.core.chunk_reads import READ, LogView, ReadRequest
+from mqttbroker.core.streams.chunk import Chunk
+from mqttbroker.core.streams.chunk_reads import READ, LogView, ReadRequest
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import STREAM_PART, STREAM_TIME, Endpoint, FlushScheduler, Wire

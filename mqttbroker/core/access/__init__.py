@@ -1,0 +1,1 @@
+"""Who may connect, publish and read: policies, rules, bans, and what is logged of denials."""

@@ -1,0 +1,1 @@
+"""One client's connection: its state, its outbox and its acknowledgements."""

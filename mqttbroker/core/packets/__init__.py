@@ -1,0 +1,1 @@
+"""The packets that clients send, and what each of them does."""

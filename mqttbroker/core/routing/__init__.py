@@ -1,0 +1,1 @@
+"""Which sessions a topic reaches: routes, the router with its cache, shared subscriptions."""

@@ -1,0 +1,1 @@
+"""The life of clients and sessions: CONNECT, subscriptions, takeover, expiry."""

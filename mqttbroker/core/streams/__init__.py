@@ -1,0 +1,1 @@
+"""Streams for MQTT clients: readers, groups, work queues."""
