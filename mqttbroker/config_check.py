@@ -42,6 +42,8 @@ def stored(settings: Settings) -> list[str]:
     """One line for each thing in the data directory that a start with these settings refuses. A broker may be using the directory."""
     if settings.cluster.configured or not settings.data_dir.is_dir():  # a cluster's streams and sessions are in Kafka
         return []
+    if not os.access(settings.data_dir, os.R_OK | os.X_OK):
+        return []  # `_data_dir` says so
     problems = []
     streams = settings.data_dir / STREAMS
     for stream in settings.streams:

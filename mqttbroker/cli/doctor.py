@@ -272,7 +272,7 @@ def _secrets(settings: Settings) -> Iterator[Finding]:
         places = {source.rpartition(":")[0] for key, source in settings.sources.items()
                   if key.rpartition(".")[2] in (*SECRETS, "access")}
         paths |= {Path(place) for place in places if place}
-    found = [path for path in sorted(paths) if path.exists()]
+    found = [path for path in sorted(paths) if os.path.exists(path)]  # false if this user cannot see it
     open_to_all = [path for path in found if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH)]
     for path in open_to_all:
         yield Finding("secrets", WARNING, f"every user of the machine may read or write {path}", f"chmod o-rwx {path}")

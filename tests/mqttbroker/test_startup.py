@@ -75,12 +75,17 @@ def test_a_port_in_use_is_no_mistake_of_the_configuration(tmp_path: Path) -> Non
     assert status == 1 and said == f"mqttbroker: cannot listen on 127.0.0.1:{other.port}: Address already in use"
 
 
+def open_to_others(directory: Path) -> None:
+    """pytest closes its directories to other users."""
+    for each in (directory, *directory.parents):
+        if each.name.startswith(("pytest-", "popen-", directory.name)):
+            each.chmod(0o755)
+
+
 @pytest.mark.one_build
 @pytest.mark.skipif(os.getuid() == 0 and not runs_unprivileged(), reason="needs setpriv, and a Python that other users may run")
 def test_a_denied_access_names_the_user(tmp_path: Path) -> None:
-    for directory in (tmp_path, *tmp_path.parents):  # pytest closes its directories to other users
-        if directory.name.startswith(("pytest-", "popen-", tmp_path.name)):
-            directory.chmod(0o755)
+    open_to_others(tmp_path)
     uid = 12345 if os.getuid() == 0 else os.getuid()
     (tmp_path / "data").mkdir(mode=0o700)
     (tmp_path / "data" / "lock").touch()
@@ -92,6 +97,26 @@ def test_a_denied_access_names_the_user(tmp_path: Path) -> None:
     assert status == 1 and re.fullmatch(rf"mqttbroker: data/\w+: Permission denied \(as .*uid {uid}\)", said), said
     status, said = serve(tmp_path, 'acl_file = "rules"\n', "--data-dir", "other", unprivileged=True)
     assert status == 2 and re.fullmatch(rf"broker\.toml:1: acl_file: rules: .*Permission denied \(as .*uid {uid}\)", said), said
+
+
+@pytest.mark.one_build
+@pytest.mark.skipif(os.getuid() == 0 and not runs_unprivileged(), reason="needs setpriv, and a Python that other users may run")
+@pytest.mark.parametrize(
+    ("words", "status"), [(["check-config", "broker.toml"], 2), (["doctor", "--config", "broker.toml"], 1),
+                          (["support-bundle", "--config", "broker.toml", "-o", "out/bundle"], 0)])
+def test_commands_name_a_data_directory_of_another_user(tmp_path: Path, words: list[str], status: int) -> None:
+    open_to_others(tmp_path)
+    (tmp_path / "broker.toml").write_text('data_dir = "data"\n[[listeners]]\nport = 0\n')
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out").chmod(0o777)
+    (tmp_path / "data").mkdir(mode=0o700 if os.getuid() == 0 else 0)
+    command = [*(UNPRIVILEGED if os.getuid() == 0 else ()), sys.executable, "-P", "-m", "mqttbroker", *words]
+    environment = {**os.environ, "PYTHONPATH": python_path()}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == status and "Traceback" not in done.stderr and "unexpected" not in done.stdout, done
+    said = r"data_dir: data cannot be written \(as |missing: data-directory\.json: \S*data: Permission denied\n"
+    assert re.search(said, done.stdout + done.stderr), done
+    (tmp_path / "data").chmod(0o700)
 
 
 @pytest.mark.parametrize(
