@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 pytest.register_assert_rewrite("support")
+
+from support.memory_directory import use_memory  # noqa: E402
+
+use_memory()
 
 if os.environ.get("TEST_CLUSTER"):
     from support import clustered_broker
@@ -52,6 +58,13 @@ def start_broker() -> Iterator[Callable[..., BrokerProcess]]:
     """Start further brokers; the arguments are those of BrokerProcess."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(BrokerProcess(**options))
+
+
+@pytest.fixture
+def path_on_disk() -> Iterator[Path]:
+    """An empty directory that is not in memory, as that of `tmp_path` may be."""
+    with tempfile.TemporaryDirectory(prefix="mqttbroker-test-", dir="/var/tmp") as directory:
+        yield Path(directory)
 
 
 @pytest.fixture

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.memory_directory import directory_in_memory
 
-from disk.layer import Layer, directory_in_memory, library
+from disk.layer import Layer, library
 
 
 @pytest.fixture

@@ -66,16 +66,6 @@ def library() -> Path:
     return built
 
 
-def directory_in_memory() -> Optional[str]:
-    """A directory in memory if it has much space, else None."""
-    path = "/dev/shm"
-    try:
-        room = os.statvfs(path)
-    except OSError:
-        return None
-    return path if room.f_bavail * room.f_frsize > 1 << 30 and os.access(path, os.W_OK) else None
-
-
 class Layer:
     """The layer of one process, for calls below ``root``. Its record and its rules are files in ``directory``."""
 

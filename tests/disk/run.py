@@ -15,9 +15,10 @@ from random import Random
 from typing import Callable, Optional
 
 from support.broker_process import BrokerProcess
+from support.memory_directory import directory_in_memory
 
 from disk.image import Disk
-from disk.layer import SYNC, Call, Layer, calls, directory_in_memory
+from disk.layer import SYNC, Call, Layer, calls
 from disk.resume import Resumption
 from disk.verdict import Judge, Offsets, agree
 from disk.workload import CONFIG, NEVER, History, Load

@@ -29,9 +29,9 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="a tmpfs is need
 
 
 @pytest.fixture
-def data_dir(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path
-    find_key_file(tmp_path).unlink(missing_ok=True)
+def data_dir(path_on_disk: Path) -> Iterator[Path]:
+    yield path_on_disk
+    find_key_file(path_on_disk).unlink(missing_ok=True)
 
 
 def run(action: Callable[[ProvenPasswords], None], data_dir: Path, capacity: int = 100) -> None:

@@ -27,6 +27,11 @@ pytestmark = pytest.mark.one_build
 
 
 @pytest.fixture
+def tmp_path(path_on_disk: Path) -> Path:
+    return path_on_disk  # a data directory in memory gets a warning
+
+
+@pytest.fixture
 def find(tmp_path: Path) -> Iterator[Callable[..., dict[str, list[Finding]]]]:
     """Runs all checks on a configuration whose listener and data directory are free; returns the findings by check."""
     (tmp_path / "data").mkdir(mode=0o700)
