@@ -51,6 +51,7 @@ import scenarios  # noqa: E402
 
 # Pages whose blocks other tests run or check, all of them.
 WHOLE_PAGES = {
+    "docs/client-examples.md": "test_client_examples.py",
     "docs/spark.md": "test_docs_examples.py",  # each of its commands has an entry there
     "docs/streams.md": "test_docs_streams.py",
     "docs/tutorial.md": "test_docs_tutorial.py",
