@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
@@ -37,6 +38,40 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert pages <= {path.stem for path in tmp_path.glob("*.html")}
     outside = r"(?:src|href)=\"(?:https?:)?//(?!squidfunk)[^\"]*\.(?:js|css|woff2?)"
     assert not re.search(outside, (tmp_path / "index.html").read_text(encoding="utf-8")), "a page loads from another site"
+
+
+def test_the_pages_are_there_as_text(tmp_path: Path) -> None:
+    """Each page as Markdown, all in `llms-full.txt`, and `llms.txt` in the format of llmstxt.org, in the order of the navigation."""
+    built = build_site(tmp_path)
+    assert built.returncode == 0, built.stderr
+    settings = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
+    sections = [part if isinstance(part, dict) else {"Overview": [part]} for part in settings["nav"]]
+    expected = [(title, page) for section in sections for title, pages in section.items() for page in pages]
+    assert {page for _, page in expected} == {path.name for path in (ROOT / "docs").glob("*.md")}
+    title, summary, *rest = (tmp_path / "llms.txt").read_text(encoding="utf-8").split("\n\n")
+    assert (title, summary) == (f"# {settings['site_name']}", f"> {settings['site_description']}")
+    assert "(llms-full.txt)" in rest[0]
+    found, full = [], (tmp_path / "llms-full.txt").read_text(encoding="utf-8")
+    for heading, links in zip(rest[1::2], rest[2::2], strict=True):
+        for line in links.splitlines():
+            link = re.fullmatch(r"- \[([^\]]+)\]\(([\w-]+\.md)\): (\S.{15,}\S)", line)
+            assert link is not None and "](" not in link[3], line
+            found.append((heading.removeprefix("## "), link[2]))
+            text = (tmp_path / link[2]).read_text(encoding="utf-8")
+            source = (ROOT / "docs" / link[2]).read_text(encoding="utf-8")
+            assert text.startswith("# ") and text in full and "](../" not in text
+            assert len(text.splitlines()) == len(source.splitlines()) and text.count("```") == source.count("```")
+    assert found == expected
+
+
+def test_the_first_sentence_of_a_page() -> None:
+    first_sentence = runpy.run_path(str(ROOT / "docs" / "site_text.py"))["first_sentence"]
+    table, fence = "| a | b |\n|---|---|\n| c | d |", "```sh\necho It is code. It is none\n```"
+    for text, sentence in {
+        "`limits` of [version\n5.0](page.md#part) **hold**. Others follow.": "`limits` of version 5.0 hold.",
+        "As follows:\n\n- one": "As follows", "No full stop": "No full stop", "- a list": "",
+    }.items():  # fmt: skip
+        assert first_sentence(f"# Title\n\n{table}\n\n{fence}\n\n{text}\n") == sentence
 
 
 def test_a_broken_link_is_an_error(tmp_path: Path) -> None:
