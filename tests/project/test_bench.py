@@ -272,3 +272,16 @@ def test_spark_figures_are_compared_with_parquet_files(
         "1,000,000",
         "0.80",
     ]
+
+
+@pytest.mark.slow("starts eight brokers")
+def test_sizes_of_readings_sessions_and_messages(tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / "sizing.py"), "--data-dir", str(tmp_path), "--readings", "4000", "--devices", "50"]
+    command += ["--segment-bytes", "64KiB", "--queued", "3000", "--retained", "3000"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found = {figures.pop("figure"): figures for figures in map(json.loads, done.stdout.splitlines())}
+    assert list(found) == ["segments", "sealed", "sessions", "queued", "retained"]
+    assert found["segments"]["payload_bytes"] < found["segments"]["bytes_each"]
+    assert 0 < found["sealed"]["bytes_each"] < found["segments"]["bytes_each"] and found["sealed"]["readings"] > 1000
+    assert all(found[what]["database_bytes_each"] > 0 for what in ("queued", "retained")), found
+    assert list(tmp_path.iterdir()) == []

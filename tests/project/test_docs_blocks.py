@@ -82,7 +82,7 @@ RUN_HERE = (
     "README.md", "docs/authentication.md", "docs/commands.md", "docs/configuration.md", "docs/durability.md", "docs/http.md",
     "docs/install.md", "docs/migration.md", "docs/monitoring.md", "docs/troubleshooting.md",
 )  # fmt: skip
-SHELL_PAGES = (*RUN_HERE, "CONTRIBUTING.md", "docs/cluster.md", "docs/performance.md")
+SHELL_PAGES = (*RUN_HERE, "CONTRIBUTING.md", "docs/cluster.md", "docs/performance.md", "docs/sizing.md")
 
 # Commands that do not run here, by their beginning: the reason, or the test that runs them.
 NOT_RUN = {
