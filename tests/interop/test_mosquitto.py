@@ -13,6 +13,7 @@ import pytest
 from client import SECONDS, Client, Connection, Message
 from suite import Open, Suite
 from support.broker_process import BrokerProcess
+from support.tools import needs
 
 VERSIONS = {4: "mqttv311", 5: "mqttv5"}
 
@@ -122,6 +123,7 @@ class Mosquitto(Client):
         self._process.stdout.close()
 
 
+@needs("mosquitto-clients")
 class TestMosquitto(Suite):
     def connect(self, connection: Connection) -> Client:
         return Mosquitto(connection)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from client import Client, Connection, Program
 from suite import Suite
+from support.tools import needs
 
 SOURCE = Path(__file__).with_name("paho_c.c")
 
@@ -22,6 +23,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@needs("paho-c")
 class TestPahoC(Suite):
     @pytest.fixture(autouse=True)
     def compiled(self, program: Path) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from chaos.log_reader import LogReader
 from support.paths import ROOT
+from support.tools import lacking
 
 BENCH = ROOT / "bench"
 sys.path.append(str(BENCH))
@@ -37,7 +38,7 @@ def generator() -> runner.Generator:
 
 def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
-        pytest.skip("needs a C compiler")
+        lacking("needs a C compiler")
     done = subprocess.run(
         [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "0.05", "--scale", "0.002", "--rest", "0",
          "--no-mosquitto", "--scenarios", TINY, "--results", str(tmp_path / "results")],
@@ -58,7 +59,7 @@ def test_small_loads_give_every_figure(tmp_path: Path, generator: runner.Generat
 
 def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
-        pytest.skip("needs a C compiler")
+        lacking("needs a C compiler")
     links = "direct-q0 link-q0-4 link-q1-16 capacity-2 link-idle"
     done = subprocess.run(
         [sys.executable, str(BENCH / "run.py"), "--rounds", "1", "--duration", "1", "--scale", "0.02", "--no-mosquitto",
@@ -79,7 +80,7 @@ def test_the_core_is_measured_behind_links_and_beside_real_workers(tmp_path: Pat
 
 def test_streams_are_measured_without_redis_and_rabbitmq(tmp_path: Path, generator: runner.Generator) -> None:
     if not generator.in_c:
-        pytest.skip("needs a C compiler")
+        lacking("needs a C compiler")
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("taskset", "cc", "gcc", "as", "ld"):
@@ -147,7 +148,7 @@ def test_the_generator_without_a_compiler(tmp_path: Path) -> None:
 
 def test_each_sync_of_a_process_is_counted(tmp_path: Path, generator: runner.Generator) -> None:
     if generator.sync_count is None:
-        pytest.skip("needs a C compiler, Linux and glibc")
+        lacking("needs a C compiler, Linux and glibc")
     syncing = (
         "import mmap, os; file = os.open('file', os.O_RDWR | os.O_CREAT); os.write(file, bytes(4096));"
         "os.fsync(file); os.fdatasync(file); os.pwritev(file, [b'x'], 0, os.RWF_DSYNC); os.pwritev(file, [b'x'], 0);"
@@ -163,7 +164,7 @@ def test_each_sync_of_a_process_is_counted(tmp_path: Path, generator: runner.Gen
 @pytest.mark.parametrize("scenario", scenarios.all_scenarios(0.001).values(), ids=lambda scenario: scenario.name)
 def test_the_generator_accepts_every_scenario(scenario: scenarios.Scenario, generator: runner.Generator) -> None:
     if scenario.needs_c and not generator.in_c:
-        pytest.skip("needs a C compiler")
+        lacking("needs a C compiler")
     arguments = [*scenario.arguments.format(rate=1).split(), "--mqtt-version", str(scenario.mqtt)]
     unused = str(runner.free_port())
     done = subprocess.run([*generator.command, "--port", unused, *arguments], capture_output=True, text=True)

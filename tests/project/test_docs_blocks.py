@@ -13,7 +13,6 @@ import json
 import os
 import re
 import shlex
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -31,6 +30,7 @@ from support.certificates import CertificateFiles
 from support.paths import ROOT
 from support.raw_client import RawClient
 from support.spark_session import python_path
+from support.tools import needs
 
 from mqttbroker.auth.plugin import Accepted, Login
 from mqttbroker.cli import bench, mqtt_commands, top
@@ -286,7 +286,7 @@ def test_the_files_for_prometheus_and_fail2ban_are_shipped() -> None:
     assert [(ROOT / "conf" / "fail2ban" / f"{name}.conf").is_file() for name in parser.sections()] == [True]
 
 
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("mosquitto_sub")), reason="needs curl and Mosquitto's clients")
+@needs("curl", "mosquitto-clients")
 @pytest.mark.parametrize("page", RUN_HERE)
 def test_commands_run_as_printed(
     page: str, tmp_path: Path, start_broker: Callable[..., BrokerProcess], monkeypatch: pytest.MonkeyPatch

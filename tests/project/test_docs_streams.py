@@ -6,7 +6,6 @@ Other than printed: the ports, which Mosquitto's clients read from their configu
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -16,10 +15,11 @@ import pytest
 from project.test_docs_examples import BLOCK, FILE
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
+from support.tools import needs
 
 pytestmark = [
     pytest.mark.one_build,
-    pytest.mark.skipif(shutil.which("mosquitto_rr") is None, reason="needs Mosquitto's clients"),
+    needs("mosquitto-clients"),
 ]
 PAGE = (ROOT / "docs" / "streams.md").read_text(encoding="utf-8")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import configparser
 import re
-import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +12,14 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
 from support.raw_client import RawClient
+from support.tools import needs, program
 
 from mqttbroker.auth.passwords import hash_password
 
 pytestmark = pytest.mark.one_build
 
 FILTER = ROOT / "conf" / "fail2ban" / "mqttbroker.conf"
-FAIL2BAN = shutil.which("fail2ban-regex")
+FAIL2BAN = program("fail2ban-regex")
 FORGED = 'x address=192.0.2.66:1 reason="Bad User Name or Password'
 
 
@@ -52,7 +52,7 @@ def test_the_expression_matches_failed_logins_only(log: list[str]) -> None:
     assert match is not None and match["host"] == "2001:db8::7"
 
 
-@pytest.mark.skipif(FAIL2BAN is None, reason="needs fail2ban")
+@needs("fail2ban")
 def test_fail2ban_finds_them(log: list[str], tmp_path: Path) -> None:
     file = tmp_path / "log"
     file.write_text("".join(f"{line}\n" for line in log))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from support.paths import ROOT
+from support.tools import needs
 
 pytestmark = pytest.mark.one_build
 
@@ -213,7 +214,7 @@ def build(project: Path, **environment: str) -> tuple[subprocess.CompletedProces
     return done, sorted(noted.read_text().split())
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+@needs("cc")
 def test_a_build_goes_on_where_it_failed_and_compiles_what_changed(project: Path) -> None:
     failed, compiled = build(project, FULL="1")
     assert failed.returncode == 1 and "filters" in compiled

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import socket
 import subprocess
 import time
@@ -19,13 +18,14 @@ import pytest
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
 from support.raw_client import RawClient
+from support.tools import needs, program
 
 pytestmark = pytest.mark.one_build
 
 RULES = ROOT / "conf" / "prometheus" / "mqttbroker.rules.yml"
 DASHBOARD = ROOT / "conf" / "grafana" / "mqttbroker.json"
-PROMETHEUS = shutil.which("prometheus")
-PROMTOOL = shutil.which("promtool")
+PROMETHEUS = program("prometheus")
+PROMTOOL = program("promtool")
 STREAM = {"sys_interval": "0s", "streams": {"log": {"filters": ["a/#"], "partitions": 1}}}
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
@@ -66,7 +66,7 @@ def test_each_alert_has_a_runbook() -> None:
     assert re.findall(r'runbook: "docs/monitoring.md#(\w+)"', rules) == [alert.lower() for alert in alerts]
 
 
-@pytest.mark.skipif(PROMTOOL is None, reason="needs promtool")
+@needs("prometheus")
 def test_promtool_accepts_the_rules() -> None:
     done = subprocess.run([str(PROMTOOL), "check", "rules", str(RULES)], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -114,7 +114,7 @@ class Prometheus:
         self.process.communicate()
 
 
-@pytest.mark.skipif(PROMETHEUS is None, reason="needs prometheus")
+@needs("prometheus")
 def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -15,6 +14,7 @@ from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from support.paths import ROOT
+from support.tools import needs
 
 from mqttbroker.config.load import load_settings
 
@@ -112,7 +112,7 @@ def test_the_unit_starts_a_broker_with_its_state_directory() -> None:
     assert lines["UMask"] == ["0077"] and lines["StateDirectoryMode"] == ["0700"]
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="needs systemd-analyze")
+@needs("systemd")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / UNIT.name
     unit.write_text(UNIT.read_text(encoding="utf-8").replace("/opt/mqttbroker/bin/mqttbroker", sys.executable))

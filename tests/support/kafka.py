@@ -1,4 +1,4 @@
-"""Kafka for tests: `LocalKafka` whose topics can be made and looked at. Without Java or Maven the tests are skipped."""
+"""Kafka for tests: `LocalKafka` whose topics can be made and looked at. Without Java or Maven a test is skipped, or fails in CI."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+from support.tools import lacking
 
 from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, Place, free_ports
 
@@ -25,7 +25,7 @@ class KafkaCluster(LocalKafka):
         try:
             super().__init__(directory, count, places, **options)
         except KafkaMissing as missing:
-            pytest.skip(str(missing))
+            lacking(str(missing))
 
     def __enter__(self) -> KafkaCluster:
         super().__enter__()

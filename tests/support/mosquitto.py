@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -10,13 +9,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
 from support.patience import PATIENCE
+from support.tools import needs, program
 
 from mqttbroker.cli.local_kafka import free_ports
 
-PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin")
-NEEDS_MOSQUITTO = pytest.mark.skipif(PROGRAM is None, reason="needs mosquitto")
+PROGRAM = program("mosquitto")
+NEEDS_MOSQUITTO = needs("mosquitto")
 
 
 class Mosquitto:

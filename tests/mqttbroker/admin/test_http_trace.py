@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import struct
 import subprocess
 import sys
@@ -16,11 +15,12 @@ from typing import Any, BinaryIO, NamedTuple, Optional
 import pytest
 from support.broker_process import BrokerProcess
 from support.raw_client import RawClient
+from support.tools import program
 
 from mqttbroker.codec.packets import Connack, Connect, Packet, Publish, Will, decode
 
 Start = Callable[..., BrokerProcess]
-TSHARK = shutil.which("tshark")
+TSHARK = program("tshark")
 TOKEN = "t" * 32
 HTTP = {"token": TOKEN, "access": [{"name": "o", "role": "operator", "token": "o" * 32}]}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 from support.core import AcceptAll, Core, CoreClient
 from support.properties import session_expiry
 from support.raw_client import RawClient
+from support.tools import needs, program
 
 from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
 from mqttbroker.cli.local_kafka import free_ports
@@ -448,9 +448,9 @@ def mosquitto(directory: Path) -> Iterator[int]:
     (directory / "rules.acl").chmod(0o644)
     config = directory / "mosquitto.conf"
     config.write_text(f"listener {port} 127.0.0.1\nallow_anonymous true\nacl_file {directory}/rules.acl\nuser root\n")
-    program = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin")
-    assert program is not None
-    process = subprocess.Popen([program, "-c", str(config)], stderr=subprocess.PIPE)
+    mosquitto = program("mosquitto")
+    assert mosquitto is not None
+    process = subprocess.Popen([mosquitto, "-c", str(config)], stderr=subprocess.PIPE)
     try:
         deadline = time.monotonic() + 30
         while True:
@@ -465,10 +465,7 @@ def mosquitto(directory: Path) -> Iterator[int]:
         process.communicate()
 
 
-@pytest.mark.skipif(
-    shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/local/bin:/usr/bin") is None,
-    reason="needs mosquitto",
-)
+@needs("mosquitto")
 def test_mosquitto_decides_the_same(tmp_path: Path) -> None:
     acl = parse_acl(RULES, "acl")
     differs = []

@@ -19,6 +19,7 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.patience import PATIENCE
 from support.raw_client import RawClient
+from support.tools import needs
 
 from mqttbroker.auth.authentication import NICENESS, PasswordAuthenticator
 from mqttbroker.auth.passwords import Hash, Passwords, parse_hash
@@ -495,6 +496,7 @@ def test_paho_gets_the_reason_of_a_refusal(guarded: PasswordBroker) -> None:
         assert answers == [expected]
 
 
+@needs("mosquitto-clients")
 @pytest.mark.parametrize("command", ["mosquitto_sub", "mosquitto_pub"])
 def test_mosquitto_clients_connect(guarded: PasswordBroker, command: str) -> None:
     tail = ["-C", "1", "-W", "5"] if command == "mosquitto_sub" else ["-m", "hello", "-q", "1"]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import stat
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from support.tools import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,7 +133,7 @@ def test_only_the_hashed_password_verifies(password: bytes, other: bytes) -> Non
     assert Argon2id(encoded).verify(other) is (password == other)
 
 
-@pytest.mark.skipif(shutil.which("mosquitto_passwd") is None, reason="needs mosquitto_passwd")
+@needs("mosquitto")
 @pytest.mark.parametrize("kind", ["sha512", "sha512-pbkdf2"])
 def test_the_output_of_mosquitto_passwd_verifies(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "users"

@@ -9,13 +9,13 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from shutil import which
 
 import pytest
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.patience import PATIENCE
 from support.raw_client import RawClient
+from support.tools import needs
 
 from mqttbroker.auth.passwords import hash_password
 from mqttbroker.codec.properties import Properties
@@ -23,7 +23,7 @@ from mqttbroker.codec.properties import Properties
 pytestmark = pytest.mark.one_build
 
 MOSQUITTO = {"pub": "mosquitto_pub", "sub": "mosquitto_sub"}
-NEEDS_MOSQUITTO = pytest.mark.skipif(which("mosquitto_sub") is None, reason="needs Mosquitto's clients")
+NEEDS_MOSQUITTO = needs("mosquitto-clients")
 
 
 @pytest.fixture(scope="module")
