@@ -9,7 +9,7 @@ import subprocess
 import time
 from pathlib import Path
 
-SECONDS = 30.0  # for the start of a broker, and for its end
+SECONDS = 30.0  # for the start of a broker, and for each command
 
 INGEST = """
 [source]
@@ -42,9 +42,10 @@ class TrialFailed(Exception):
 class Broker:
     """``mqttbroker serve`` of the package, on ports that it chooses, with its data below ``directory``."""
 
-    def __init__(self, programs: Path, directory: Path) -> None:
+    def __init__(self, programs: Path, directory: Path, seconds: float) -> None:
         self._programs = programs
         self._directory = directory
+        self._seconds = seconds
         self._log = directory / "broker.log"
         self.port = 0
 
@@ -55,7 +56,7 @@ class Broker:
             command = [self._programs / "mqttbroker", "serve", "--port", "0", "--http-port", "0", "--data-dir", "data"]
             self._process = subprocess.Popen(
                 command, cwd=self._directory, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=clean())
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + self._seconds
         while not (port := listening_port(self._log.read_text()[began:])):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
@@ -66,7 +67,7 @@ class Broker:
     def terminate(self) -> int:
         """End the broker with SIGTERM; return its exit status."""
         self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(SECONDS)
+        return self._process.wait(self._seconds)
 
     def kill(self) -> None:
         self._process.kill()
@@ -86,7 +87,7 @@ def listening_port(log: str) -> int:
     return 0
 
 
-def try_commands(programs: Path, kind: str, directory: Path) -> None:
+def try_commands(programs: Path, kind: str, directory: Path, seconds: float = SECONDS) -> None:
     """Try the package whose programs are in ``programs``; raises `TrialFailed`.  ``kind`` is "plain" or "compiled"."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
@@ -94,14 +95,14 @@ def try_commands(programs: Path, kind: str, directory: Path) -> None:
     def command(*arguments: str, status: int = 0) -> str:
         done = subprocess.run(
             [programs / "mqttbroker", *arguments], cwd=directory, env=clean(), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=SECONDS)
+            capture_output=True, text=True, timeout=seconds)
         if done.returncode != status:
             raise TrialFailed(f"mqttbroker {' '.join(arguments)}: exit status {done.returncode}: {done.stderr.strip()}")
         return done.stdout + done.stderr
 
     if kind not in (version := command("--version")):
         raise TrialFailed(f"the version is {version.strip()!r}, not that of a {kind} build")
-    broker = Broker(programs, directory)
+    broker = Broker(programs, directory, seconds)
     broker.start()
     try:
         command("pub", "-p", str(broker.port), "-V", "5", "-t", "plant/1", "-m", "21.5", "-q", "2", "-r")

@@ -101,6 +101,8 @@ NOT_RUN = {
     "mqttbroker serve --config node-": "needs Kafka; test_nodes.py",
     "mqttbroker import-store": "needs Kafka; ../mqttbroker/cluster/test_store_import.py",
     "mqttbroker export-store": "needs Kafka; ../cluster/test_there_and_back.py",
+    "python3 -m venv /opt/mqttbroker": "../packages/test_wheel.py",
+    "/opt/mqttbroker/bin/": "../packages/test_wheel.py",
     "pip install 'mqttbroker[cluster]'": "test_packaging.py has the extras",
     "mqttbroker top": "needs a terminal; test_top.py",
     "mqttbroker sub -h broker": "the same options run in test_mqtt_commands.py",
