@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import secrets
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from support.core import wait_until
 from support.metric_samples import samples
 from support.paths import ROOT
 from support.spark_session import python_path
+from support.tools import needs
 
 pytestmark = pytest.mark.one_build
 
@@ -123,7 +123,7 @@ def test_the_sensors_fill_the_stream_and_each_token_has_its_rights(readings: Bro
         readings.get("/api/v1/clients", token(tokens, "notebook"))
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="needs promtool")
+@needs("prometheus")
 def test_promtool_accepts_the_configuration(tmp_path: Path) -> None:
     given = mounts("prometheus")
     text = (ROOT / given["/etc/prometheus/prometheus.yml"]).read_text()
