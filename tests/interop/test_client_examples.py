@@ -26,11 +26,11 @@ class TestNode(DeviceRun):
     def test_it_keeps_its_session_and_its_readings(self, devices: DeviceBroker, tls: bool) -> None:
         self.converse(devices, tls)
 
-    def test_a_wrong_password_is_a_line(self, devices: DeviceBroker) -> None:
+    def test_what_the_broker_refuses_is_a_line(self, devices: DeviceBroker) -> None:
         self.refused(devices)
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD) -> Program:
-        environment = {**os.environ, **settings(port, cafile, password)}
+    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+        environment = {**os.environ, **settings(port, cafile, password, name)}
         return Program(["node", PROGRAMS / "javascript" / "device.js"], environment, PROGRAMS)
 
 

@@ -79,13 +79,13 @@ class Conversation(DeviceRun):
     def test_it_keeps_its_session_and_its_readings(self, devices: DeviceBroker, tls: bool) -> None:
         self.converse(devices, tls)
 
-    def test_a_wrong_password_is_a_line(self, devices: DeviceBroker) -> None:
+    def test_what_the_broker_refuses_is_a_line(self, devices: DeviceBroker) -> None:
         self.refused(devices)
 
 
 class TestPython(Conversation):
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD) -> Program:
-        environment = {**os.environ, **settings(port, cafile, password)}
+    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+        environment = {**os.environ, **settings(port, cafile, password, name)}
         return Program([sys.executable, PROGRAMS / "python" / "device.py"], environment, PROGRAMS)
 
 
@@ -110,8 +110,8 @@ class Built(Conversation):
             assert done.returncode == 0, done.stdout[-4000:]
         cls.built = directory
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD) -> Program:
-        return Program(self.command, {**os.environ, **settings(port, cafile, password)}, self.built)
+    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+        return Program(self.command, {**os.environ, **settings(port, cafile, password, name)}, self.built)
 
 
 @pytest.mark.slow("builds with Go")
@@ -170,9 +170,9 @@ class TestMicroPython(DeviceRun):
     def test_it_keeps_its_session_and_its_readings(self, devices: DeviceBroker, tls: bool) -> None:
         self.converse(devices, tls)
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD) -> Program:
+    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
         text = (PROGRAMS / "micropython" / "device.py").read_text(encoding="utf-8")
-        changes = {'"192.168.1.10", 1883, "device-1", ""': f'"localhost", {port}, "{NAME}", "{password}"'}
+        changes = {'"192.168.1.10", 1883, "device-1", ""': f'"localhost", {port}, "{name}", "{password}"'}
         if cafile is not None:
             certificate = self.directory / "ca.der"
             subprocess.run(["openssl", "x509", "-in", cafile, "-outform", "der", "-out", certificate], check=True)
@@ -194,7 +194,7 @@ class TestArduino(DeviceRun):
     def test_it_keeps_its_session_and_its_readings(self, devices: DeviceBroker) -> None:
         self.converse(devices, tls=False)
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD) -> Program:
+    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
         mqtt, core = sources("arduino-mqtt") / "src", sources("ArduinoCore-API")
         changes = {'"192.168.1.10"': '"127.0.0.1"', ', PASSWORD[] = ""': f', PASSWORD[] = "{password}"', "PORT = 1883": f"PORT = {port}"}
         sketch = self.directory / "device.ino"

@@ -25,6 +25,8 @@ from mqttbroker.codec.packets import Publish
 
 PROGRAMS = ROOT / "docs" / "examples" / "clients"
 NAME, PASSWORD = "device-1", "secret-1"
+DENIED = "device-2"  # may log in, and not publish
+RULES = f"topic readwrite #\nuser {NAME}\ntopic readwrite #\nuser {DENIED}\ntopic read commands/#\n"
 
 
 class DeviceBroker(NamedTuple):
@@ -38,19 +40,22 @@ class DeviceBroker(NamedTuple):
 @contextmanager
 def device_broker(directory: Path) -> Iterator[DeviceBroker]:
     files = CertificateFiles(directory)
-    (directory / "users").write_text(f"{NAME}:{hash_password(PASSWORD.encode())}\n", encoding="utf-8")
+    users = "".join(f"{name}:{hash_password(PASSWORD.encode())}\n" for name in (NAME, DENIED))
+    (directory / "users").write_text(users, encoding="utf-8")
+    (directory / "rules").write_text(RULES, encoding="utf-8")
     tls = {"type": "tls", "port": 0, "certfile": str(files.certfile), "keyfile": str(files.keyfile)}
     config = {
-        "password_file": str(directory / "users"), "allow_anonymous": True, "listeners": [{}, tls, {"type": "ws", "port": 0}],
+        "password_file": str(directory / "users"), "acl_file": str(directory / "rules"), "allow_anonymous": True,
+        "listeners": [{}, tls, {"type": "ws", "port": 0}],
     }  # fmt: skip
     with BrokerProcess(config=config) as process:
         ports = {kind: int(process.wait_for_log(rf"event=listening type={kind} .*\bport=(\d+)")[1]) for kind in ("tcp", "tls", "ws")}
         yield DeviceBroker(process, ports, files.cafile)
 
 
-def settings(port: int, cafile: Optional[Path], password: str = PASSWORD) -> dict[str, str]:
+def settings(port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> dict[str, str]:
     """The environment of a program, beside that of the system."""
-    found = {"MQTT_PORT": str(port), "MQTT_USER": NAME, "MQTT_PASSWORD": password}
+    found = {"MQTT_PORT": str(port), "MQTT_USER": name, "MQTT_PASSWORD": password}
     return found if cafile is None else {**found, "MQTT_CA": str(cafile)}
 
 
@@ -105,7 +110,7 @@ class Program:
 class DeviceRun:
     """What every program must do; a subclass starts it."""
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD) -> Program:
+    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
         raise NotImplementedError
 
     def converse(self, broker: DeviceBroker, tls: bool) -> None:
@@ -132,6 +137,9 @@ class DeviceRun:
         assert all(json.loads(payload).keys() == {"ts", "value"} for payload in received)
 
     def refused(self, broker: DeviceBroker) -> None:
-        """A wrong password is a line."""
+        """A wrong password is a line, and so is a reading that the rules forbid."""
+        with self.start(broker.ports["tcp"], None, name=DENIED) as program:
+            program.wait_for("(?i)refused.*not.?authori[sz]ed")
+            assert not [line for line in program.lines if "stored" in line]
         with self.start(broker.ports["tcp"], None, "wrong") as program:
             program.wait_for("(?i)not connected:.*(not.?authori[sz]ed|bad.?user|134)")

@@ -45,17 +45,19 @@ while (!stopped.Task.IsCompleted)
         if (!client.IsConnected)
         {
             var connack = await client.ConnectAsync(options);
+            if (connack.ResultCode != MqttClientConnectResultCode.Success)
+                throw new MqttCommunicationException(connack.ResultCode.ToString());
             Console.WriteLine($"connected, session present: {connack.IsSessionPresent}");
             if (!connack.IsSessionPresent)
                 await client.SubscribeAsync($"commands/{name}/#", MqttQualityOfServiceLevel.AtLeastOnce);
         }
         reading ??= JsonSerializer.Serialize(new { ts = DateTime.UtcNow, value = 21.5 });
         // Returns with the acknowledgement. After an error the next turn connects, and sends the reading again.
-        await client.PublishStringAsync($"sensors/{name}/temperature", reading, MqttQualityOfServiceLevel.AtLeastOnce);
-        Console.WriteLine($"stored: {reading}");
+        var puback = await client.PublishStringAsync($"sensors/{name}/temperature", reading, MqttQualityOfServiceLevel.AtLeastOnce);
+        Console.WriteLine(puback.IsSuccess ? $"stored: {reading}" : $"refused, {puback.ReasonCode}: {reading}");
         reading = null;
     }
-    catch (MqttCommunicationException error)
+    catch (Exception error) when (error is MqttCommunicationException or OperationCanceledException)
     {
         Console.WriteLine($"not connected: {error.Message}");
     }

@@ -74,24 +74,25 @@ func main() {
 		}
 		reading, _ := json.Marshal(map[string]any{"ts": time.Now().UTC().Format(time.RFC3339), "value": 21.5})
 		if err := publish(ctx, manager, "sensors/"+name+"/temperature", reading); err != nil {
-			log.Fatal(err)
+			log.Print("refused: ", err)
+		} else {
+			fmt.Printf("stored: %s\n", reading)
 		}
-		fmt.Printf("stored: %s\n", reading)
 	}
 	if err := manager.Disconnect(ctx); err != nil {
 		log.Fatal(err)
 	}
 }
 
-// publish returns when the message is acknowledged, or ctx has ended. After a lost connection it sends the message again,
-// which may then arrive twice.
+// publish returns when the message is acknowledged or refused. After a lost connection it sends the message again, which may
+// then arrive twice.
 func publish(ctx context.Context, manager *autopaho.ConnectionManager, topic string, payload []byte) error {
 	for {
 		if err := manager.AwaitConnection(ctx); err != nil {
 			return err
 		}
-		_, err := manager.Publish(ctx, &paho.Publish{Topic: topic, QoS: 1, Payload: payload})
-		if err == nil || ctx.Err() != nil {
+		answer, err := manager.Publish(ctx, &paho.Publish{Topic: topic, QoS: 1, Payload: payload})
+		if err == nil || answer != nil {
 			return err
 		}
 		log.Print("again: ", err)

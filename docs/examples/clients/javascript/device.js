@@ -22,9 +22,13 @@ let timer;
 
 async function measure() {
   const reading = JSON.stringify({ ts: new Date().toISOString(), value: 21.5 });
-  // Until the acknowledgement; after a reconnect MQTT.js sends it again.
-  await client.publishAsync(`sensors/${name}/temperature`, reading, { qos: 1 });
-  console.log("stored:", reading);
+  try {
+    // Until the acknowledgement; after a reconnect MQTT.js sends it again.
+    await client.publishAsync(`sensors/${name}/temperature`, reading, { qos: 1 });
+    console.log("stored:", reading);
+  } catch (error) {
+    console.error("refused:", error.message);
+  }
   if (!client.disconnecting) timer = setTimeout(measure, 1000);
 }
 

@@ -2,13 +2,14 @@
 
 import json
 import os
+import queue
 import threading
 import time
 
 import paho.mqtt.client as mqtt
 
 NAME = os.environ.get("MQTT_USER", "device-1")
-stored, stop = threading.Event(), threading.Event()
+acknowledged, stop = queue.SimpleQueue(), threading.Event()
 
 
 def on_connect(client, _userdata, flags, reason, _properties):
@@ -27,7 +28,7 @@ def on_message(client, _userdata, message):
 client = mqtt.Client(mqtt.CallbackAPIVersion.VERSION2, client_id=NAME, protocol=mqtt.MQTTv5, manual_ack=True)
 client.username_pw_set(NAME, os.environ.get("MQTT_PASSWORD"))
 client.on_connect, client.on_message = on_connect, on_message
-client.on_publish = lambda *_: stored.set()
+client.on_publish = lambda _client, _userdata, _mid, reason, _properties: acknowledged.put(reason)
 if "MQTT_CA" in os.environ:  # TLS, usually on port 8883
     client.tls_set(os.environ["MQTT_CA"])
 session = mqtt.Properties(mqtt.PacketTypes.CONNECT)
@@ -38,11 +39,9 @@ client.loop_start()  # connects in a thread of its own, and again whenever the c
 try:
     while not stop.wait(1):
         reading = json.dumps({"ts": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "value": 21.5})
-        stored.clear()
         client.publish(f"sensors/{NAME}/temperature", reading, qos=1)
-        while not stored.wait(1):  # until the acknowledgement; after a reconnect paho sends it again
-            pass
-        print("stored:", reading, flush=True)
+        reason = acknowledged.get()  # waits; after a reconnect paho sends the message again
+        print(f"refused, {reason}:" if reason.is_failure else "stored:", reading, flush=True)
 finally:
     client.disconnect()
     client.loop_stop()

@@ -1,6 +1,7 @@
 //! A device in Rust with rumqttc 0.25: sends a reading each second, ends at the command `stop`.
 
-use rumqttc::v5::mqttbytes::{v5::Packet, QoS};
+use rumqttc::v5::mqttbytes::v5::{Packet, PubAckReason};
+use rumqttc::v5::mqttbytes::QoS;
 use rumqttc::v5::{Client, Event, MqttOptions};
 use rumqttc::{Outgoing, TlsConfiguration, Transport};
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -12,13 +13,16 @@ fn setting(name: &str, default: &str) -> String {
 }
 
 /// Sends readings until something arrives on `stop`.
-fn measure(client: Client, topic: String, stored: mpsc::Receiver<()>, stop: mpsc::Receiver<()>) {
+fn measure(client: Client, topic: String, acknowledged: mpsc::Receiver<PubAckReason>, stop: mpsc::Receiver<()>) {
     while let Err(RecvTimeoutError::Timeout) = stop.recv_timeout(Duration::from_secs(1)) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
         let reading = serde_json::json!({"ts": now.as_millis() as u64, "value": 21.5}).to_string();
         client.publish(&topic, QoS::AtLeastOnce, false, reading.clone()).unwrap();
-        stored.recv().unwrap(); // until the acknowledgement; after a reconnect rumqttc sends it again
-        println!("stored: {reading}");
+        // Until the acknowledgement; after a reconnect rumqttc sends it again.
+        match acknowledged.recv().unwrap() {
+            PubAckReason::Success | PubAckReason::NoMatchingSubscribers => println!("stored: {reading}"),
+            reason => println!("refused, {reason:?}: {reading}"),
+        }
     }
     client.disconnect().unwrap();
 }
@@ -36,10 +40,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         options.set_transport(Transport::Tls(TlsConfiguration::Simple { ca: fs::read(file)?, alpn: None, client_auth: None }));
     }
     let (client, mut connection) = Client::new(options, 10);
-    let (acknowledged, stored) = mpsc::channel();
+    let (answer, acknowledged) = mpsc::channel();
     let (ended, stop) = mpsc::channel();
     let (publisher, topic) = (client.clone(), format!("sensors/{name}/temperature"));
-    let readings = thread::spawn(move || measure(publisher, topic, stored, stop));
+    let readings = thread::spawn(move || measure(publisher, topic, acknowledged, stop));
     for event in connection.iter() {
         match event {
             Ok(Event::Incoming(Packet::ConnAck(connack))) => {
@@ -55,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     ended.send(())?;
                 }
             }
-            Ok(Event::Incoming(Packet::PubAck(_))) => acknowledged.send(())?,
+            Ok(Event::Incoming(Packet::PubAck(ack))) => answer.send(ack.reason)?,
             Ok(Event::Outgoing(Outgoing::Disconnect)) => break,
             Ok(_) => {}
             Err(error) => {

@@ -5,10 +5,12 @@ import static java.nio.charset.StandardCharsets.UTF_8;
 import com.hivemq.client.mqtt.MqttGlobalPublishFilter;
 import com.hivemq.client.mqtt.datatypes.MqttQos;
 import com.hivemq.client.mqtt.mqtt5.Mqtt5Client;
+import com.hivemq.client.mqtt.mqtt5.exceptions.Mqtt5PubAckException;
 import java.io.FileInputStream;
 import java.security.KeyStore;
 import java.security.cert.CertificateFactory;
 import java.time.Instant;
+import java.util.concurrent.CompletionException;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import javax.net.ssl.TrustManagerFactory;
@@ -45,10 +47,17 @@ public class Device {
         do {
             stopping = stop.await(1, TimeUnit.SECONDS);  // one more reading follows: then the acknowledgement has been sent
             var reading = "{\"ts\": \"%s\", \"value\": 21.5}".formatted(Instant.now());
-            // join() waits for the acknowledgement; after a reconnect the client sends the message again.
-            client.publishWith().topic("sensors/" + name + "/temperature").qos(MqttQos.AT_LEAST_ONCE)
-                .payload(reading.getBytes(UTF_8)).send().join();
-            System.out.println("stored: " + reading);
+            try {
+                // join() waits for the acknowledgement; after a reconnect the client sends the message again.
+                client.publishWith().topic("sensors/" + name + "/temperature").qos(MqttQos.AT_LEAST_ONCE)
+                    .payload(reading.getBytes(UTF_8)).send().join();
+                System.out.println("stored: " + reading);
+            } catch (CompletionException error) {
+                if (!(error.getCause() instanceof Mqtt5PubAckException refusal)) {
+                    throw error;
+                }
+                System.out.println("refused, " + refusal.getMqttMessage().getReasonCode() + ": " + reading);
+            }
         } while (!stopping);
         client.disconnect().join();
         System.exit(0);  // a thread of the client waits for the end of the session
