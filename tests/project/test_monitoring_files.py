@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import subprocess
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,15 +12,14 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
+from support.prometheus import PROMTOOL, Prometheus
 from support.raw_client import RawClient
-from support.tools import needs, program
+from support.tools import needs
 
 pytestmark = pytest.mark.one_build
 
 RULES = ROOT / "conf" / "prometheus" / "mqttbroker.rules.yml"
 DASHBOARD = ROOT / "conf" / "grafana" / "mqttbroker.json"
-PROMETHEUS = program("prometheus")
-PROMTOOL = program("promtool")
 STREAM = {"sys_interval": "0s", "streams": {"log": {"filters": ["a/#"], "partitions": 1}}}
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
 
@@ -72,55 +66,19 @@ def test_promtool_accepts_the_rules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-class Prometheus:
-    """A Prometheus that scrapes a broker every second, with the rules."""
-
-    def __init__(self, directory: Path, broker: BrokerProcess) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.address = f"127.0.0.1:{probe.getsockname()[1]}"
-        config = {
-            "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
-            "rule_files": [str(RULES)],
-            "scrape_configs": [
-                {"job_name": "mqttbroker", "static_configs": [{"targets": [f"127.0.0.1:{broker.http_port}"]}]}
-            ],
-        }
-        path = directory / "prometheus.yml"
-        path.write_text(json.dumps(config))  # JSON is YAML, too
-        self.process = subprocess.Popen(
-            [str(PROMETHEUS), f"--config.file={path}", f"--storage.tsdb.path={directory / 'data'}",
-             f"--web.listen-address={self.address}"], stderr=subprocess.PIPE,
-        )  # fmt: skip
-
-    def get(self, path: str, **parameters: str) -> Any:
-        url = f"http://{self.address}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        with urllib.request.urlopen(url, timeout=30) as answer:
-            return json.load(answer)["data"]
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 45
-        while True:
-            try:
-                if condition():
-                    return
-            except (urllib.error.URLError, ConnectionError):
-                pass
-            assert time.monotonic() < deadline and self.process.poll() is None
-            time.sleep(0.2)
-
-    def stop(self) -> None:
-        self.process.terminate()
-        self.process.communicate()
-
-
 @needs("prometheus")
 def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     broker = start_broker(config={**STREAM, "alarms": {"disk_free": "1024TiB"}})
-    prometheus = Prometheus(tmp_path, broker)
-    try:
+    config = {
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(RULES)],
+        "scrape_configs": [{"job_name": "mqttbroker", "static_configs": [{"targets": [f"127.0.0.1:{broker.http_port}"]}]}],
+    }
+    path = tmp_path / "prometheus.yml"
+    path.write_text(json.dumps(config))  # JSON is YAML, too
+    with Prometheus(tmp_path, path) as prometheus:
         with RawClient(broker.port) as client:
             client.connect("c")
             client.publish("a/1", b"x", 1)
@@ -138,5 +96,3 @@ def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(
             for expression in dashboard_expressions():
                 query = expression.replace("$__rate_interval", "1m").replace("$instance", ".*")
                 assert prometheus.get("query", query=query)["resultType"] == "vector", expression
-    finally:
-        prometheus.stop()
