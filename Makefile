@@ -249,13 +249,14 @@ power-loss: $(VENV)/extras build
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m disk.run $(POWER_LOSS_ARGS)
 
 # The packages of the image, with the hashes of their files: requirements/image.txt, with pyarrow, is installed in it,
-# requirements/build.txt builds it. LOCK_ARGS=--upgrade takes the newest versions that pyproject.toml allows. Old files keep
+# requirements/build.txt builds it, and requirements/notebook.txt is for the notebook of compose.yaml. LOCK_ARGS=--upgrade takes the newest versions that pyproject.toml allows. Old files keep
 # the versions they have.
 LOCK = $(BIN)/pip-compile --quiet --generate-hashes --strip-extras --allow-unsafe --no-header --no-emit-index-url \
   --no-emit-trusted-host --no-emit-find-links $(LOCK_ARGS)
 LOCK_ARGS ?=
 lock: $(VENV)/lock
 	$(LOCK) --extra parquet --output-file requirements/image.txt pyproject.toml
+	$(LOCK) $(addprefix --extra ,spark jdk demo notebook jupyter) --output-file requirements/notebook.txt pyproject.toml
 	$(LOCK) --only-build-deps --all-build-deps --output-file requirements/build.txt pyproject.toml
 
 # Known vulnerabilities of these packages. A package that the advisory service does not know is a failure, too.

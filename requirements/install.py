@@ -24,7 +24,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NOT_FOR_TESTS = ("fuzz", "lock", "dist")
+NOT_FOR_TESTS = ("fuzz", "lock", "dist", "jupyter")
 PIP = ("install", "--no-compile", "--progress-bar", "off", "--retries", "2", "--disable-pip-version-check", "--no-input")
 ADVICE = {
     r"No space left|Errno 28|Disk quota": "free some space, then repeat the command",

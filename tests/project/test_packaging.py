@@ -43,19 +43,21 @@ def pinned(name: str) -> dict[str, str]:
     return found
 
 
-@pytest.mark.parametrize("file", ["image.txt", "build.txt"])
+@pytest.mark.parametrize("file", ["image.txt", "build.txt", "notebook.txt"])
 def test_pinned_packages_are_in_the_ranges_of_pyproject(file: str) -> None:
     """`make lock` mends it."""
     project = PROJECT["project"]
-    image = [*project["dependencies"], *project["optional-dependencies"]["parquet"]]
-    wanted = image if file == "image.txt" else PROJECT["build-system"]["requires"]
+    extras = {"image.txt": ("parquet",), "notebook.txt": ("spark", "jdk", "demo", "notebook", "jupyter")}
+    wanted = PROJECT["build-system"]["requires"]
+    if file in extras:
+        wanted = [*project["dependencies"], *(each for extra in extras[file] for each in project["optional-dependencies"][extra])]
     versions = pinned(file)
     for requirement in map(Requirement, wanted):
         version = versions.get(canonicalize_name(requirement.name))
         assert version is not None and version in requirement.specifier, f"{requirement}: {version}"
 
 
-@pytest.mark.parametrize("file", ["image.txt", "build.txt"])
+@pytest.mark.parametrize("file", ["image.txt", "build.txt", "notebook.txt"])
 def test_pinned_packages_have_what_they_need(file: str) -> None:
     """The image is installed without an index, so a package that is missing here would be missing there."""
     versions = pinned(file)
@@ -82,14 +84,15 @@ def test_requirements_name_no_host() -> None:
         ), path
 
 
-def test_the_image_installs_only_packages_with_known_hashes() -> None:
-    text = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", " ")
+@pytest.mark.parametrize(("file", "user"), [("Dockerfile", 1883), ("conf/compose/notebook.Dockerfile", 1000)])
+def test_the_image_installs_only_packages_with_known_hashes(file: str, user: int) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8").replace("\\\n", " ")
     commands = re.findall(r"\bpip (?:install|wheel|download) [^&\n]*", text)
     assert len(commands) == 4
     for command in commands:
         assert "--require-hashes" in command or "--no-index" in command, command
     last = text[text.rindex("\nFROM ") :]
-    assert "\nUSER 1883:1883\n" in last and "useradd --uid 1883 " in last  # a number, so that Kubernetes knows it is not root
+    assert f"\nUSER {user}:{user}\n" in last and f"useradd --uid {user} " in last  # a number, so that Kubernetes knows it is not root
     assert "gcc" not in last
 
 
