@@ -61,6 +61,7 @@ READ_BY = {
     ("README.md", "python"): "test_docs_examples.py",
     ("docs/authentication.md", "json"): "../mqttbroker/auth/test_jwt_broker.py",  # and the last one here
     ("docs/authentication.md", "python"): "test_docs_blocks.py",
+    ("docs/install.md", "yaml"): "test_helm_chart.py",  # and test_compose.py
     ("docs/migration-emqx.md", "sh"): "test_site.py",
     ("docs/monitoring.md", "yaml"): "test_docs_blocks.py",
     ("docs/monitoring.md", "ini"): "test_docs_blocks.py",
@@ -110,7 +111,7 @@ NOT_RUN = {
     "mqttbroker bench -h broker": "takes a minute; the same options run in test_bench_command.py",
     "generate |": "a program of the reader; -l runs in test_mqtt_commands.py",
     "mosquitto_sub -h broker": "needs an issuer; a client has such a token in test_jwt_broker.py",
-    "docker ": "there is no Docker engine here; test_image.py runs the steps and the command of the image",
+    "docker ": "there is no Docker engine here; test_image.py and test_compose.py run the steps and commands of the images",
     "python bench/": "scripts of minutes that print figures of the machine",
     ".venv/bin/mqttbroker serve --log-level": "the broker to look at with the profilers",
     "bench/mqtt_load": "load for the profilers; test_bench.py runs the generator",

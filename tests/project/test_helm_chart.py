@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -143,6 +144,15 @@ def test_the_ingress_reaches_the_websocket_listener() -> None:
     assert [each["port"] for each in service["spec"]["ports"] if each["name"] == port] == [8084]
     assert ingress["tls"] == [{"hosts": ["mqtt.example.org"], "secretName": "site-tls"}]
     assert "Ingress/site-mqttbroker" not in rendered()
+
+
+def test_the_ingress_of_the_page() -> None:
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    (block,) = [each for each in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if "ingress:" in each]
+    objects = rendered(yaml.safe_load(block))
+    kubernetes_validate.validate(objects["Ingress/site-mqttbroker"], NEWEST, strict=True)
+    (rule,) = objects["Ingress/site-mqttbroker"]["spec"]["rules"]
+    assert f"`wss://{rule['host']}{rule['http']['paths'][0]['path']}`" in page
 
 
 def test_the_container_may_write_to_its_volumes_only() -> None:
