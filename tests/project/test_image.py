@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from packaging.utils import canonicalize_name
 from support.interpreters import copy_tracked_files, interpreter
 from support.paths import ROOT
 
@@ -23,6 +24,14 @@ DOCKERFILE = ROOT / "Dockerfile"
 NAMESPACE = ["unshare", "--mount", "--propagation", "private"]
 
 pytestmark = pytest.mark.one_build
+
+
+# In the image: the bytes of each package of Python, with the files that Python compiles for it.
+SIZES = """
+import importlib.metadata, json
+files = {found.metadata["Name"]: [each.locate() for each in found.files or ()] for found in importlib.metadata.distributions()}
+print("SIZES", json.dumps({name: sum(path.stat().st_size for path in paths if path.exists()) for name, paths in files.items()}))
+"""
 
 
 class Step(NamedTuple):
@@ -105,6 +114,21 @@ def started(python: str) -> str:
     """)
 
 
+def printed_sizes() -> dict[str, int]:
+    """The table of docs/install.md: MB of each package, of "other packages" and of the sum."""
+    page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([^|`]+|`[\w-]+`[^|]*) \| (\d+) \|$", page.partition("\n## Container\n")[2].partition("\n## ")[0], re.MULTILINE)
+    return {name.split("`")[1] if "`" in name else name: int(size) for name, size in rows}
+
+
+def measured_sizes(output: str) -> dict[str, float]:
+    """MB of each package that the image gets, by the line that SIZES printed; the stages share their packages here."""
+    (told,) = re.findall(r"^SIZES (.*)$", output, re.MULTILINE)
+    names = re.findall(r"^([A-Za-z0-9._-]+)==", (ROOT / "requirements" / "image.txt").read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = {canonicalize_name(name) for name in (*names, "mqttbroker")}
+    return {name: size / 1e6 for given, size in json.loads(told).items() if (name := canonicalize_name(given)) in wanted}
+
+
 @pytest.mark.slow("builds the wheels of the image, which takes two minutes")
 @pytest.mark.timeout(900)
 def test_the_steps_build_an_image_that_runs(tmp_path: Path) -> None:
@@ -116,6 +140,7 @@ def test_the_steps_build_an_image_that_runs(tmp_path: Path) -> None:
     context, over = tmp_path / "context", tmp_path / "over"
     copy_tracked_files(context)
     over.mkdir()
+    (context / "sizes.py").write_text(SIZES, encoding="utf-8")
     (context / "build.sh").write_text(shell_script(python, context), encoding="utf-8")
     (context / "start.sh").write_text(started(python), encoding="utf-8")
     (context / "all.sh").write_text(
@@ -127,6 +152,7 @@ def test_the_steps_build_an_image_that_runs(tmp_path: Path) -> None:
             mount --rbind /proc {over}/merged/proc
             mount --rbind /dev {over}/merged/dev
             chroot {over}/merged bash {context}/build.sh
+            chroot {over}/merged {python} -P {context}/sizes.py
             cp {context}/start.sh {over}/merged/start.sh
             chmod a+x {" ".join(f"{over}/merged{parent}" for parent in Path(python).resolve().parents)}
             mkdir {over}/data && cp -a {over}/merged/data/. {over}/data && chown 1883:0 {over}/data && chmod 0770 {over}/data
@@ -139,3 +165,7 @@ def test_the_steps_build_an_image_that_runs(tmp_path: Path) -> None:
     )
     done = subprocess.run([*NAMESPACE, "bash", context / "all.sh"], capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0 and "the image works" in done.stdout, done.stdout[-3000:] + done.stderr[-3000:]
+    sizes, printed = measured_sizes(done.stdout), printed_sizes()
+    sizes["all"] = sum(sizes.values())
+    sizes["other packages"] = sizes["all"] - sum(sizes[name] for name in printed if name not in ("other packages", "all"))
+    assert {name: size for name, size in printed.items() if abs(sizes[name] - size) > 1 + size / 20} == {}, sizes
