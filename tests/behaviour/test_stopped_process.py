@@ -25,8 +25,9 @@ DEADLINE = 4  # seconds: keep alive, and the time for a CONNECT
 STOPPED = 1.75 * DEADLINE
 
 
-@pytest.fixture(scope="module", params=["0", "2"], ids=["no worker", "2 workers"])
-def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+@pytest.fixture(scope="module")
+def brokers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[BrokerProcess]]:
+    """One without connection workers, and one with two."""
     files = CertificateFiles(tmp_path_factory.mktemp("tls"))
     tls = {"certfile": str(files.certfile), "keyfile": str(files.keyfile)}
     config = {
@@ -34,16 +35,20 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         "limits": {"connect_timeout": f"{DEADLINE}s"},
         "worker_timeout": f"{DEADLINE}s",
     }
-    with BrokerProcess(config=config, arguments=["--workers", request.param]) as process:
-        process.wait_for_log("event=started")
-        yield process
+    with ExitStack() as stack:
+        started = [stack.enter_context(BrokerProcess(config=config, arguments=["--workers", count])) for count in ("0", "2")]
+        for broker in started:
+            broker.wait_for_log("event=started")
+        yield started
 
 
 @contextmanager
-def stopped(broker: BrokerProcess) -> Iterator[None]:
-    """All processes of the broker are stopped for `STOPPED` seconds at least."""
+def stopped(brokers: list[BrokerProcess]) -> Iterator[None]:
+    """All processes of the brokers are stopped for `STOPPED` seconds at least."""
     began = time.monotonic()
-    with broker.stopped():
+    with ExitStack() as stack:
+        for broker in brokers:
+            stack.enter_context(broker.stopped())
         yield
         time.sleep(max(0.0, began + STOPPED - time.monotonic()))
 
@@ -58,32 +63,31 @@ def open_client(broker: BrokerProcess, kind: str) -> RawClient:
     return StreamClient(WebSocketStream(sock) if kind in ("ws", "wss") else sock)
 
 
-def test_clients_that_ping_meanwhile_stay(broker: BrokerProcess) -> None:
+def test_clients_that_ping_meanwhile_stay_and_silent_ones_are_closed_afterwards(brokers: list[BrokerProcess]) -> None:
     with ExitStack() as stack:
-        clients = [stack.enter_context(open_client(broker, kind)) for kind in ("tcp", "ws", "wss") for _ in range(3)]
-        for client in clients:
+
+        def opened(*kinds: str) -> list[RawClient]:
+            return [stack.enter_context(open_client(broker, kind)) for broker in brokers for kind in kinds]
+
+        pinging, silent = opened(*3 * ("tcp", "ws", "wss")), opened("tcp")
+        for client in (*pinging, *silent):
             client.connect(keep_alive=DEADLINE)
-        late = [stack.enter_context(open_client(broker, kind)) for kind in ("tcp", "ws", "wss")]
-        for client in clients:
+        late, nobody = opened("tcp", "ws", "wss"), opened("tcp")
+        for client in pinging:
             client.ping()
-        with stopped(broker):
-            for client in clients:
+        with stopped(brokers):
+            for client in pinging:
                 client.send(Pingreq())
             for client in late:
                 client.send(Connect("", 5))
-        for client in clients:
+        for client in pinging:
             client.expect(Pingresp)
         for client in late:
             assert client.expect(Connack).reason_code == 0
-
-
-def test_silent_clients_are_closed_afterwards(broker: BrokerProcess) -> None:
-    with open_client(broker, "tcp") as client, open_client(broker, "tcp") as nobody:
-        client.connect(keep_alive=DEADLINE)
-        with stopped(broker):
-            pass
-        assert client.wait_for(Disconnect).reason_code == 0x8D
-        nobody.expect_closed()
+        for client in silent:
+            assert client.wait_for(Disconnect).reason_code == 0x8D
+        for client in nobody:
+            client.expect_closed()
 
 
 # --- step by step -----------------------------------------------------------------------------------------------------
