@@ -23,6 +23,7 @@ class CallbackServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # a body would wait 40 ms for the acknowledgement of its header
 
             def do_POST(self) -> None:
                 owner.answer(self)
