@@ -102,7 +102,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Send DISCONNECT, and close; this is no loss."""
-        if self._transport is not None and not self._transport.is_closing():
+        if self._transport is not None:
             self.lost = self.lost or "closed"
             self._out.append(Disconnect().encode(self.version))
             self.flush()

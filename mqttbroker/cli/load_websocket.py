@@ -9,6 +9,7 @@ from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidMessage
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
+from websockets.protocol import State
 from websockets.typing import Subprotocol
 from websockets.uri import parse_uri
 
@@ -60,7 +61,8 @@ class WebSocket(asyncio.Protocol):
         self._send()
 
     def is_closing(self) -> bool:
-        return bool(self._transport.is_closing())
+        """Whether nothing can be written: the other end may have sent a close frame while the socket is open."""
+        return self._protocol.state is not State.OPEN or bool(self._transport.is_closing())
 
     def close(self) -> None:
         self._transport.close()
@@ -70,6 +72,8 @@ class WebSocket(asyncio.Protocol):
 
     def _send(self) -> None:
         for data in self._protocol.data_to_send():
+            if self._transport.is_closing():
+                return
             if data:
                 self._transport.write(data)
             else:

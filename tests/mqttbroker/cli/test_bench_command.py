@@ -24,6 +24,10 @@ from support.certificates import CertificateFiles
 from support.mosquitto import NEEDS_MOSQUITTO, mosquitto
 from support.patience import PATIENCE
 from support.raw_client import RawClient
+from websockets.frames import Frame, Opcode
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
+from websockets.typing import Subprotocol
 
 from mqttbroker.auth.passwords import hash_password
 from mqttbroker.cli.load_figures import Deliveries, Latencies
@@ -353,6 +357,28 @@ async def test_a_subscription_that_is_refused() -> None:
         status, out, err = await faulty(lambda number: 1, granted)
         assert (status, out) == (2, "")
         assert re.fullmatch(rf"mqttbroker bench: subscription to bench/\w+/0 refused: {reason}\n", err), err
+
+
+async def test_a_websocket_that_is_closed_with_the_refusal() -> None:
+    """The CONNACK and the close frame come in one read, and the socket stays open."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        protocol = ServerProtocol(subprotocols=[Subprotocol("mqtt")])
+        while data := await reader.read(65536):
+            protocol.receive_data(data)
+            for event in protocol.events_received():
+                if isinstance(event, Request):
+                    protocol.send_response(protocol.accept(event))
+                elif isinstance(event, Frame) and event.opcode is Opcode.BINARY:
+                    protocol.send_binary(Connack(False, 5).encode(4))
+                    protocol.send_close(1000)
+            writer.write(b"".join(protocol.data_to_send()))
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    async with server:
+        found = await asyncio.to_thread(run, "-p", str(server.sockets[0].getsockname()[1]), "--ws")
+    assert found == (2, "", "mqttbroker bench: connection refused: not authorized\n")
 
 
 def test_deliveries_in_any_order() -> None:
