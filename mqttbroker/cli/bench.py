@@ -102,7 +102,8 @@ def main(words: list[str]) -> int:
         print(f"mqttbroker bench: {cell(str(error))}", file=sys.stderr)
     except OSError as error:
         broker = options.unix or f"{options.host}:{where.port}"
-        print(f"mqttbroker bench: {broker}: {cell(error.strerror or str(error))}", file=sys.stderr)
+        reason = error.strerror or str(error) or "the connection was closed while it was made"
+        print(f"mqttbroker bench: {broker}: {cell(reason)}", file=sys.stderr)
     return WRONG_CALL
 
 

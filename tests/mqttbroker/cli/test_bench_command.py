@@ -262,6 +262,16 @@ def test_a_broker_that_dies(start_broker: Callable[..., BrokerProcess]) -> None:
 
 @pytest.mark.parametrize(
     ("words", "problem"),
+    [(["--ws"], r"bench-\w+-p0: the broker closed the connection"), (["--insecure"], r"localhost:\d+: \S.*"),
+     (["--insecure", "--ws"], r"localhost:\d+: \S.*")],
+)  # fmt: skip
+def test_a_port_with_another_transport(broker: BrokerProcess, words: list[str], problem: str) -> None:
+    status, out, err = run("-p", str(broker.port), *words)
+    assert (status, out) == (2, "") and re.fullmatch(rf"mqttbroker bench: {problem}\n", err), err
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
     [
         (["--publishers", "0"], "--publishers must be 1 or more"),
         (["--size", "15"], "--size must be 16 or more"),
