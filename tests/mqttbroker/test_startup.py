@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Union
 
@@ -75,27 +77,27 @@ def test_a_port_in_use_is_no_mistake_of_the_configuration(tmp_path: Path) -> Non
     assert status == 1 and said == f"mqttbroker: cannot listen on 127.0.0.1:{other.port}: Address already in use"
 
 
-def open_to_others(directory: Path) -> None:
-    """pytest closes its directories to other users."""
-    for each in (directory, *directory.parents):
-        if each.name.startswith(("pytest-", "popen-", directory.name)):
-            each.chmod(0o755)
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory that other users may enter. Each start of pytest closes its own directories to them."""
+    with tempfile.TemporaryDirectory(prefix="mqttbroker-test-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 @pytest.mark.one_build
 @pytest.mark.skipif(os.getuid() == 0 and not runs_unprivileged(), reason="needs setpriv, and a Python that other users may run")
-def test_a_denied_access_names_the_user(tmp_path: Path) -> None:
-    open_to_others(tmp_path)
+def test_a_denied_access_names_the_user(open_directory: Path) -> None:
     uid = 12345 if os.getuid() == 0 else os.getuid()
-    (tmp_path / "data").mkdir(mode=0o700)
-    (tmp_path / "data" / "lock").touch()
-    (tmp_path / "rules").touch()
-    (tmp_path / "rules").chmod(0)
+    (open_directory / "data").mkdir(mode=0o700)
+    (open_directory / "data" / "lock").touch()
+    (open_directory / "rules").touch()
+    (open_directory / "rules").chmod(0)
     if os.getuid() != 0:
-        (tmp_path / "data").chmod(0)
-    status, said = serve(tmp_path, "", "--data-dir", "data", "--port", "0", "--http-port", "off", unprivileged=True)
+        (open_directory / "data").chmod(0)
+    status, said = serve(open_directory, "", "--data-dir", "data", "--port", "0", "--http-port", "off", unprivileged=True)
     assert status == 1 and re.fullmatch(rf"mqttbroker: data/\w+: Permission denied \(as .*uid {uid}\)", said), said
-    status, said = serve(tmp_path, 'acl_file = "rules"\n', "--data-dir", "other", unprivileged=True)
+    status, said = serve(open_directory, 'acl_file = "rules"\n', "--data-dir", "other", unprivileged=True)
     assert status == 2 and re.fullmatch(rf"broker\.toml:1: acl_file: rules: .*Permission denied \(as .*uid {uid}\)", said), said
 
 
@@ -104,19 +106,18 @@ def test_a_denied_access_names_the_user(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "status"), [(["check-config", "broker.toml"], 2), (["doctor", "--config", "broker.toml"], 1),
                           (["support-bundle", "--config", "broker.toml", "-o", "out/bundle"], 0)])
-def test_commands_name_a_data_directory_of_another_user(tmp_path: Path, words: list[str], status: int) -> None:
-    open_to_others(tmp_path)
-    (tmp_path / "broker.toml").write_text('data_dir = "data"\n[[listeners]]\nport = 0\n')
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out").chmod(0o777)
-    (tmp_path / "data").mkdir(mode=0o700 if os.getuid() == 0 else 0)
+def test_commands_name_a_data_directory_of_another_user(open_directory: Path, words: list[str], status: int) -> None:
+    (open_directory / "broker.toml").write_text('data_dir = "data"\n[[listeners]]\nport = 0\n')
+    (open_directory / "out").mkdir()
+    (open_directory / "out").chmod(0o777)
+    (open_directory / "data").mkdir(mode=0o700 if os.getuid() == 0 else 0)
     command = [*(UNPRIVILEGED if os.getuid() == 0 else ()), sys.executable, "-P", "-m", "mqttbroker", *words]
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=50, check=False)
+    done = subprocess.run(command, cwd=open_directory, env=environment, capture_output=True, text=True, timeout=50, check=False)
     assert done.returncode == status and "Traceback" not in done.stderr and "unexpected" not in done.stdout, done
     said = r"data_dir: data cannot be written \(as |missing: data-directory\.json: \S*data: Permission denied\n"
     assert re.search(said, done.stdout + done.stderr), done
-    (tmp_path / "data").chmod(0o700)
+    (open_directory / "data").chmod(0o700)
 
 
 @pytest.mark.parametrize(
