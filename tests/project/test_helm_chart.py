@@ -107,6 +107,7 @@ def test_helm_lint_needs_no_values() -> None:
         ({"ingress": {"enabled": True, "listener": "absent", "hosts": ["a.example"]}}, "ingress.listener"),
         ({"ingress": {"enabled": True, "listener": "ws"}, "listeners": [{"name": "ws", "type": "ws", "port": 8083}]}, "ingress.hosts"),
         ({"ingress": {"path": "mqtt"}}, "path"),
+        ({"ingress": {"annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": 3600}}}, "proxy-read-timeout"),
     ],
 )
 def test_wrong_values_are_refused_by_name(values: dict[str, Any], name: str) -> None:
