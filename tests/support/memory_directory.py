@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Optional
 
 MEMORY = "/dev/shm"
-ROOM = 4 << 30  # bytes, of the file system and of free memory; a run of all tests keeps less than a quarter of it
+ROOM = 4 << 30  # bytes, of the file system and of free memory; tests keep some hundred MB at a time
 
 
 def directory_in_memory(room: int = 1 << 30) -> Optional[str]:
