@@ -9,6 +9,7 @@ from typing import Any, Optional
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password
@@ -291,7 +292,7 @@ def test_sealed_and_active_segments_are_read_alike() -> None:
             publisher.connect()
             for number in range(1, 201):
                 publisher.publish("sensors/a", b"%d " % number + b"x" * 100, 1, properties=user_properties(n=str(number)))
-        broker.wait_for_log("event=segment_sealed", 30)
+        broker.wait_for_log("event=segment_sealed", 4 * PATIENCE)
         publish(broker, "sensors/b", 201, 203)
         sealed = [segment["sealed"] for segment in manifest(broker)["partitions"][0]["segments"]]
         assert sealed[0] and not sealed[-1]

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 
 from mqttbroker.auth.passwords import hash_password
@@ -79,7 +80,7 @@ def test_every_file_of_a_broker_is_private(
         assert guesser.connect("g", username="bob", password=b"wrong").reason_code != 0
     request = urllib.request.Request(f"{broker.url}/streams/all/consumers/c", b'{"offsets": {"0": 1}}', method="PUT")
     urllib.request.urlopen(request, timeout=30).close()
-    broker.wait_for_log("event=segment_sealed", timeout=50)
+    broker.wait_for_log("event=segment_sealed", 4 * PATIENCE)
     assert stat.S_IMODE(sock.stat().st_mode) == 0o660
     expect_private(data)
     broker.terminate()

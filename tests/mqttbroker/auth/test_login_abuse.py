@@ -36,7 +36,7 @@ from mqttbroker.codec.reason_codes import (
 
 PASSWORD = b"secret"
 LINE = hash_password(PASSWORD)
-USERS = 100
+USERS = 10
 
 
 @pytest.fixture

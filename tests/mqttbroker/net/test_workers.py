@@ -282,14 +282,22 @@ def test_clients_of_other_workers_notice_no_kill(start: Start) -> None:
         assert kill == KILLS - 1
 
 
-def test_a_worker_that_ends_again_and_again_ends_the_broker(start: Start) -> None:
-    broker = start(workers=1)
+def test_a_worker_that_ends_again_and_again_ends_the_broker(start_broker: Start) -> None:
+    program = """
+import sys
+from mqttbroker.net import worker_pool
+worker_pool.ENDS_SECONDS = 3600.0
+from mqttbroker.cli.main import main
+sys.exit(main())
+"""
+    broker = start_broker(arguments=["--workers", "1"], program=["-c", program])
+    broker.wait_for_log("event=started")
     for number in range(10):
         first = len(broker.lines)
         os.kill(pid_of(broker, 1), signal.SIGKILL)
         if number < 9:
             broker.wait_for_log("event=worker_started worker=1 ", after=first, timeout=30)
-    broker.wait_for_log("mqttbroker: worker 1 ended 10 times in 60 s, the last time with signal 9", timeout=30)
+    broker.wait_for_log("mqttbroker: worker 1 ended 10 times in 3600 s, the last time with signal 9", timeout=30)
     wait_until(lambda: not broker.running)
     assert broker.terminate() == 1  # the status with which it ended by itself
 

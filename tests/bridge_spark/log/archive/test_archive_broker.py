@@ -21,6 +21,7 @@ import pyarrow.fs as fs
 import pytest
 from pyspark.sql import SparkSession
 from support.broker_process import BrokerProcess
+from support.patience import PATIENCE
 from support.processes import children, command_line
 from support.raw_client import RawClient
 from support.s3 import S3Server, s3
@@ -198,7 +199,7 @@ def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark
     # The archive is away
     archive.rename(tmp_path / "elsewhere")
     publisher.publish(600)
-    broker.wait_for_log("event=not_archived stream=s waiting=[0-9]+ .* is not a directory", 50)
+    broker.wait_for_log("event=not_archived stream=s waiting=[0-9]+ .* is not a directory", 4 * PATIENCE)
     assert b"archive of stream s: " in broker.get("/readyz")
     with pytest.raises(Exception, match="the archive .* cannot be read: .*archive is not a directory"):
         rows(url=broker.url)
@@ -263,7 +264,7 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
 
     s3.stop()
     publisher.publish(600)
-    broker.wait_for_log("event=not_archived stream=s ", 50)
+    broker.wait_for_log("event=not_archived stream=s ", 4 * PATIENCE)
     with pytest.raises(Exception, match="mqtt source: the archive s3://bucket/plant%20one cannot be read: "):
         rows(url=broker.url)
 

@@ -23,6 +23,7 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.damaged_log import END, EVERYTHING, KEY, make
 from support.paths import TESTS
+from support.patience import PATIENCE
 from support.raw_client import RawClient
 from support.stream_reads import rows as rows_of
 
@@ -271,7 +272,7 @@ def test_a_broker_seals_and_serves_sealed_segments(start_broker: StartBroker, tm
         client.connect("dev")
         for count in range(100):
             assert client.publish("sensors/1", b"%d" % count, 1) == 0
-        broker.wait_for_log("event=segment_sealed ", 40)
+        broker.wait_for_log("event=segment_sealed ", 4 * PATIENCE)
         count = 100
         manifest = json.loads(broker.get("/streams/s"))
         while not manifest["partitions"][0]["segments"][0]["sealed"]:
