@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Optional
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Optional
 import pytest
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
+from support.worker_fork_server import worker_python
 
 from bridge_spark.java import use_java
 from bridge_spark.log.high_watermark import Watermark, encode_watermark
@@ -38,7 +38,7 @@ def start_session(warehouse: Path, java_options: str = QUICK_JVM, master: str = 
     """A session with a short start-up."""
     if python_path():
         os.environ["PYTHONPATH"] = python_path()
-    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYSPARK_PYTHON"] = worker_python(python_path())
     from pyspark.sql import SparkSession
 
     use_java()
