@@ -24,6 +24,7 @@ if os.environ.get("TEST_CLUSTER"):
     clustered_broker.use()
 
 from support.broker_process import BrokerProcess  # noqa: E402
+from support.file_order import part_of, place_of  # noqa: E402
 
 # Subprocesses start in directories of their own and must find the same modules as this process.
 if os.environ.get("PYTHONPATH"):
@@ -35,15 +36,27 @@ settings.load_profile("timeless")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run tests of code that is never compiled first, and in `make test` only against the build TESTED_BUILD.
-
-    Most of them use Spark and take long, so at the end of a run other processes would wait for them.
-    """
-    items.sort(key=lambda item: item.get_closest_marker("one_build") is None)
+    """Run long files first, then tests of code that is never compiled, and these in `make test` only against the build TESTED_BUILD."""
+    items.sort(key=lambda item: (place_of(item.path), item.get_closest_marker("one_build") is None))
     tested = os.environ.get("TESTED_BUILD")
     for item in items:
         if tested and item.get_closest_marker("one_build"):
             item.add_marker(pytest.mark.skip(reason=f"runs against the {tested} build"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With `--dist loadfile`, files that share something are given to one process of pytest."""
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file: str = super()._split_scope(nodeid)
+            return part_of(config.rootpath / file) or file
+
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="module")
