@@ -25,6 +25,9 @@ if os.environ.get("TEST_CLUSTER"):
 
 from support.broker_process import BrokerProcess  # noqa: E402
 from support.file_order import part_of, place_of  # noqa: E402
+from support.spark_home import use_spark_home  # noqa: E402
+
+use_spark_home()
 
 # Subprocesses start in directories of their own and must find the same modules as this process.
 if os.environ.get("PYTHONPATH"):
