@@ -105,9 +105,10 @@ def serve(listener: socket.socket) -> str:
 
 def own_paths(environment: dict[str, str]) -> str:
     """PYTHONPATH without what Spark adds to it, its own files."""
-    spark = str(Path(importlib.import_module("pyspark").__path__[0]))
+    spark = [str(Path(importlib.import_module("pyspark").__path__[0])), environment.get("SPARK_HOME", os.devnull)]
+    own = tuple(directory + os.sep for directory in spark)
     return os.pathsep.join(dict.fromkeys(
-        path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and not path.startswith(spark + os.sep)))
+        path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and not path.startswith(own)))
 
 
 def become(arguments: list[str], directory: str, environment: dict[str, str], descriptors: list[int]) -> None:
