@@ -26,6 +26,7 @@ from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
 from support.spark_session import python_path
+from support.worker_fork_server import worker_python
 
 from bridge_spark.source.protobuf_schemas import read_file
 from bridge_spark.tables.ingest_config import parse_config
@@ -219,7 +220,7 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
             program += [(page, 0, f"published = {published}"), (page, 0, dbt_models(page, broker)), (page, 0, UPSERTED),
                         (page, 0, ingest_and_query(page, broker, tmp_path))]
     environment = {
-        **os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": sys.executable, "PYSPARK_SUBMIT_ARGS": FAST,
+        **os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": worker_python(python_path()), "PYSPARK_SUBMIT_ARGS": FAST,
     }
     done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(program), cwd=tmp_path, env=environment,
                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
