@@ -235,8 +235,9 @@ spark-versions: $(VENV)/created
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m spark_versions.run --directory $(VENV)/spark-versions $(SPARK_VERSIONS_ARGS)
 
 # The packages for PyPI, in dist/: the sdist, one wheel for every Python, and compiled wheels for Python 3.11 to 3.14 (those
-# that are installed, also by pyenv; a line names the others). Each is installed into an empty environment, where a broker runs
-# and commands are tried; about 3 minutes for each Python. DIST_ARGS="--pythons 3.13" chooses.
+# that are installed, also by pyenv; a line names the others), on x86_64 also for aarch64. Each is installed into an empty
+# environment, where a broker runs and commands are tried, for aarch64 in QEMU if there is one. Beside each lies its bill of
+# materials. About 3 minutes for each Python and machine. DIST_ARGS="--pythons 3.13 --machines x86_64" chooses.
 DIST_ARGS ?=
 dist: $(VENV)/dist
 	PYTHONPATH=$(CURDIR)/tests $(BIN)/python -P -m packages.run --scratch $(VENV)/packages $(DIST_ARGS)
