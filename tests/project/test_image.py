@@ -115,10 +115,10 @@ def started(python: str) -> str:
 
 
 def printed_sizes() -> dict[str, int]:
-    """The table of docs/install.md: MB of each package, of "other packages" and of the sum."""
+    """The table of docs/install.md: MB of each package, of "other packages" and of "all"."""
     page = (ROOT / "docs" / "install.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|`]+|`[\w-]+`[^|]*) \| (\d+) \|$", page.partition("\n## Container\n")[2].partition("\n## ")[0], re.MULTILINE)
-    return {name.split("`")[1] if "`" in name else name: int(size) for name, size in rows}
+    return {name.split("`")[1] if "`" in name else name.partition(",")[0]: int(size) for name, size in rows}
 
 
 def measured_sizes(output: str) -> dict[str, float]:
