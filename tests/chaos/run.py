@@ -78,6 +78,7 @@ class Run:
         self.early_reads: list[StoredRecord] = []
         self.log = LogReader(self.process.data_dir, STREAM)
         self.database = self.process.data_dir / "mqttbroker.db"
+        self._first_line = 0  # of the log of the broker's last start
         self._awaited: Optional[Life] = None
         self._left = 0
         self._triggered = asyncio.Event()
@@ -127,6 +128,8 @@ class Run:
             await self.quota.sent(life.messages)
         else:
             await self.quota.sent(life.messages // 2)
+            # A broker of which a worker ends before all have started ends, too.
+            await asyncio.to_thread(self.process.wait_for_log, "event=started", 60.0, self._first_line)
             if await asyncio.to_thread(kill_worker, self.process, self.workers):
                 self.record.counts["worker kills"] += 1
             await self.quota.sent(life.messages // 2)
@@ -147,6 +150,7 @@ class Run:
             await asyncio.sleep(life.restart_kill_s)
             await asyncio.to_thread(self.process.kill)
             self.record.counts["kills at start"] += 1
+        self._first_line = len(self.process.lines)
         await asyncio.to_thread(self.process.start)
         self.broker.up.set()
 
