@@ -18,11 +18,14 @@ PARTS = ("bin", "jars", "sbin", "python/pyspark")
 
 
 def use_spark_home() -> None:
-    """Set SPARK_HOME for this process and those it starts, unless it is set or PySpark is not installed."""
+    """Set SPARK_HOME for this process and those it starts, unless it is set, PySpark is not installed or nothing can be written
+    beside it, where tests only take longer."""
     found = importlib.util.find_spec("pyspark")
     if "SPARK_HOME" in os.environ or found is None or found.origin is None:
         return
     if not HOME.exists():
+        if not os.access(HOME.parent, os.W_OK):
+            return
         _link(Path(found.origin).parent)
     os.environ["SPARK_HOME"] = str(HOME)
 
