@@ -350,9 +350,7 @@ class Runs:
         abuse = None
         if name:
             work = ABUSES[name][1]
-            abuse = threading.Thread(
-                target=lambda: summaries.append(work(self.target.port, ended, self.retained)), daemon=True
-            )
+            abuse = threading.Thread(target=lambda: summaries.append(work(self.target.port, ended, self.retained)), daemon=True)
             abuse.start()
             time.sleep(1)
         start = time.monotonic()
@@ -423,7 +421,14 @@ def main() -> None:
             for kind, durations in pauses.histogram(events, start, end).items():
                 holds[kind] = max(holds.get(kind, 0.0), durations[-1])
         what = ABUSES[name][0] if name else "nothing"
-        figures = [f"{p50:.2f}", f"{p99:.2f}", f"{p99 / quiet:.2f}", to_other, f"{holds.get('hold', 0):.1f}", f"{holds.get('worker hold', 0):.1f}"]
+        figures = [
+            f"{p50:.2f}",
+            f"{p99:.2f}",
+            f"{p99 / quiet:.2f}",
+            to_other,
+            f"{holds.get('hold', 0):.1f}",
+            f"{holds.get('worker hold', 0):.1f}",
+        ]
         print(f"| {what} | {' | '.join(figures)} | {runs.summaries[name]} |")
     pauses.show("while the retained messages were published", pauses.histogram(events, *filled))
 

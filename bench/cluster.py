@@ -68,8 +68,10 @@ def log_bytes(directory: Path) -> int:
 
 def measure(title: str, port: int, nodes: list[int], kafka: list[int], logs: Path, options: argparse.Namespace) -> None:
     rates: list[Optional[int]] = [int(rate) for rate in options.rates.split(",") if rate]
-    print(f"\n{title}\n{'QoS':>4}{'load':>8}{'delivered/s':>13}{'ack p50':>10}{'p99 ms':>8}{'delivery p50':>14}{'p99 ms':>8}"
-          f"{'cores us':>10}{'workers':>9}{'kafka':>8}{'log':>7}")
+    print(
+        f"\n{title}\n{'QoS':>4}{'load':>8}{'delivered/s':>13}{'ack p50':>10}{'p99 ms':>8}{'delivery p50':>14}{'p99 ms':>8}"
+        f"{'cores us':>10}{'workers':>9}{'kafka':>8}{'log':>7}"
+    )
     for qos, rate in [*((1, rate) for rate in rates), (1, None), (2, None), (0, None)]:
         before = figures(nodes, kafka, logs)
         run = load(port, qos, rate, options.size, options.seconds)

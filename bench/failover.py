@@ -172,8 +172,10 @@ def run(cluster: ClusterNodes, options: argparse.Namespace) -> None:
     made = time.monotonic()
     asyncio.run(publish(options.messages, cluster.ports[0]))
     done = time.monotonic()
-    print(f"{options.sessions:,} sessions in {made - begin:.0f} s; {options.messages * TOPICS:,} messages, "
-          f"{options.sessions * options.messages:,} times in a queue, in {done - made:.0f} s\n")
+    print(
+        f"{options.sessions:,} sessions in {made - begin:.0f} s; {options.messages * TOPICS:,} messages, "
+        f"{options.sessions * options.messages:,} times in a queue, in {done - made:.0f} s\n"
+    )
     print(f"{'seconds until session and messages are there':<46}{'sampled':>9}{'first':>9}{'median':>9}{'last':>9}")
     for number in range(1, len(cluster.nodes)):
         cluster.wait_until_ready()

@@ -81,9 +81,12 @@ def direct(qos: int, seconds: float, pairs: int) -> Run:
     """One message at a time, by each publisher in turn."""
     if (os.cpu_count() or 1) > 1:
         os.sched_setaffinity(0, {1})
-    with tempfile.TemporaryDirectory() as name, broker(Path(name), 0, {"BENCH_LINK_LOAD": "", "BENCH_LINKS": ""}) as (
-        process,
-        port,
+    with (
+        tempfile.TemporaryDirectory() as name,
+        broker(Path(name), 0, {"BENCH_LINK_LOAD": "", "BENCH_LINKS": ""}) as (
+            process,
+            port,
+        ),
     ):
         deadline = time.monotonic() + runner.START_SECONDS
         while socket.socket().connect_ex(("127.0.0.1", port)):

@@ -32,9 +32,7 @@ def connect_packet(user: str, password: bytes, clean_start: bool = True) -> byte
     return Connect(f"client-{user}", 5, clean_start, 60, username=user, password=password).encode(5)
 
 
-async def login(
-    port: int, user: str, password: bytes, host: str, timeout: float
-) -> tuple[int, float, asyncio.StreamWriter]:
+async def login(port: int, user: str, password: bytes, host: str, timeout: float) -> tuple[int, float, asyncio.StreamWriter]:
     """Reason code (-1 = no CONNACK), seconds, and the connection."""
     begin = time.perf_counter()
     reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=(host, 0))
@@ -55,13 +53,13 @@ def cpu_seconds(pid: int) -> float:
 async def fleet(broker: BrokerProcess, clients: int, title: str, timeout: float = 300.0) -> None:
     """All clients log in at once, from one address, as behind a NAT."""
     begin, cpu = time.perf_counter(), cpu_seconds(broker.pid)
-    done = await asyncio.gather(
-        *(login(broker.port, f"device-{n}", PASSWORD, "127.0.0.1", timeout) for n in range(clients))
-    )
+    done = await asyncio.gather(*(login(broker.port, f"device-{n}", PASSWORD, "127.0.0.1", timeout) for n in range(clients)))
     seconds, cpu = time.perf_counter() - begin, cpu_seconds(broker.pid) - cpu
     refused = sum(code != 0 for code, _, _ in done)
-    print(f"{title:24} {clients - refused:5} in, {refused:4} refused, {seconds:6.2f} s, "
-          f"{clients / seconds:7.0f} logins/s, {clients / max(cpu, 0.01):7.0f} per CPU second of the broker")
+    print(
+        f"{title:24} {clients - refused:5} in, {refused:4} refused, {seconds:6.2f} s, "
+        f"{clients / seconds:7.0f} logins/s, {clients / max(cpu, 0.01):7.0f} per CPU second of the broker"
+    )
     for _, _, writer in done:
         writer.close()
     await asyncio.sleep(0.2)
@@ -111,8 +109,11 @@ async def guessing(broker: BrokerProcess, guessers: int, seconds: float) -> None
         pings: list[float] = []
         logins: list[float] = []
         cpu = cpu_seconds(broker.pid)
-        await asyncio.gather(bystander(broker.port, until, pings), honest(broker.port, until, logins, number),
-                             *(guess(broker.port, n, until, counts) for n in range(number)))
+        await asyncio.gather(
+            bystander(broker.port, until, pings),
+            honest(broker.port, until, logins, number),
+            *(guess(broker.port, n, until, counts) for n in range(number)),
+        )
         quantiles = statistics.quantiles(pings, n=100)
         print(
             f"{title:24} ping p50 {quantiles[49] * 1e3:.2f} ms, p99 {quantiles[98] * 1e3:.2f} ms; first right login: first "

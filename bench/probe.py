@@ -69,7 +69,6 @@ class Probe:
             took = (time.thread_time() - self.collection_start) * 1000
             self.events.append((f"{self.prefix}gc{info['generation']}", time.monotonic(), round(took, 3)))
 
-
     def end(self, path: str) -> None:
         gc.callbacks.remove(self.collected)
         Path(path).write_text(json.dumps([build_kind(), *self.events]), encoding="ascii")

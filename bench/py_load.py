@@ -30,8 +30,21 @@ def framed(first: int, body: bytes) -> bytes:
 def plan(options: argparse.Namespace) -> Plan:
     """Of publishers to topics of their own; in ``fanout`` all subscribers get each message, else one does."""
     fan_out = options.subscribers if options.scenario == "fanout" else 1
-    return Plan(options.publishers, options.subscribers, fan_out, options.qos, options.size, options.rate * options.publishers,
-                options.window, options.duration, NO_COUNT, options.drain_limit, not options.clean, "load", f"py{os.getpid()}")
+    return Plan(
+        options.publishers,
+        options.subscribers,
+        fan_out,
+        options.qos,
+        options.size,
+        options.rate * options.publishers,
+        options.window,
+        options.duration,
+        NO_COUNT,
+        options.drain_limit,
+        not options.clean,
+        "load",
+        f"py{os.getpid()}",
+    )
 
 
 async def run(options: argparse.Namespace) -> dict[str, object]:

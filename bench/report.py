@@ -55,14 +55,10 @@ def number(found: Optional[float]) -> str:
 def markdown(head: list[str], rows: list[list[str]]) -> str:
     widths = [max(len(cell) for cell in column) for column in zip(head, *rows)]
     lines = [
-        "| "
-        + " | ".join(cell.ljust(w) if n < 2 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths)))
-        + " |"
+        "| " + " | ".join(cell.ljust(w) if n < 2 else cell.rjust(w) for n, (cell, w) in enumerate(zip(row, widths))) + " |"
         for row in [head, *rows]
     ]
-    lines.insert(
-        1, "|" + "|".join("-" * (w + 1 + (n < 2)) + (":" if n > 1 else "") for n, w in enumerate(widths)) + "|"
-    )
+    lines.insert(1, "|" + "|".join("-" * (w + 1 + (n < 2)) + (":" if n > 1 else "") for n, w in enumerate(widths)) + "|")
     return "\n".join(lines)
 
 
@@ -113,8 +109,7 @@ def medians(runs: Sequence[Run], scenarios: Sequence[Scenario], brokers: Sequenc
     """Medians by scenario, figure and broker, for the JSON file."""
     return {
         scenario.name: {
-            figure.title: {broker: median(of(runs, scenario.name, broker), figure.key) for broker in brokers}
-            for figure in scenario.figures
+            figure.title: {broker: median(of(runs, scenario.name, broker), figure.key) for broker in brokers} for figure in scenario.figures
         }
         for scenario in scenarios
     }
@@ -127,9 +122,7 @@ def plot(path: Path, runs: Sequence[Run], scenarios: Sequence[Scenario], brokers
     except ImportError:
         return False
     shown = [
-        scenario
-        for scenario in scenarios
-        if CPU in scenario.figures and median(of(runs, scenario.name, brokers[0]), CPU.key) is not None
+        scenario for scenario in scenarios if CPU in scenario.figures and median(of(runs, scenario.name, brokers[0]), CPU.key) is not None
     ]
     if not shown:
         return True

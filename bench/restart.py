@@ -77,9 +77,7 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
         part = range(start, min(start + AT_ONCE, sessions))
         connection.execute("BEGIN IMMEDIATE")
         sql.SESSIONS.run(connection, [(n + 1, client_id(n), 5, NEVER, now, *[None] * 5) for n in part])
-        sql.SUBSCRIPTIONS.run(
-            connection, [(n + 1, text.format(n, n % 100), 1, 1, 0) for n in part for text in FILTERS[:each]]
-        )
+        sql.SUBSCRIPTIONS.run(connection, [(n + 1, text.format(n, n % 100), 1, 1, 0) for n in part for text in FILTERS[:each]])
         connection.execute("COMMIT")
     for start in range(0, messages, AT_ONCE):
         keys = range(start + 1, min(start + AT_ONCE, messages) + 1)

@@ -55,9 +55,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("-m", "--minutes", type=float, default=15.0, help="the whole takes no longer (%(default)s)")
     parser.add_argument("--scale", type=float, default=1.0, help="multiplies numbers of clients and messages")
-    parser.add_argument(
-        "--features", action="store_true", help="passwords, ACL, metrics and a stream in every scenario"
-    )
+    parser.add_argument("--features", action="store_true", help="passwords, ACL, metrics and a stream in every scenario")
     parser.add_argument("--no-mosquitto", action="store_true", help="leave out the mosquitto that is installed")
     parser.add_argument("--details", action="store_true", help="latencies, memory and CPU shares of every scenario too")
     parser.add_argument("--results", type=Path, default=HERE / "results", help="directory of JSON and plot")
@@ -88,16 +86,23 @@ def peers(mosquitto: bool) -> list[Peer]:
 def surroundings(directory: Path) -> dict[str, Any]:
     """The machine and its state, which the figures depend on."""
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    model = next(
-        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine()
-    )
+    model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
     return {
         "time": time.strftime("%Y-%m-%d %H:%M:%S"), "cpu": model, "cpus": os.cpu_count(), "kernel": platform.release(),
         "python": platform.python_version(), "load_before": os.getloadavg()[0], "fsync_us": fsync_us(directory),
     }  # fmt: skip
 
 
-SHOWN = ("cpu_us_per_delivered", "core_us_per_delivered", "delivered_per_s", "connects_per_s", "rows_per_s", "cpu_s_per_m", "p50_ms", "error")
+SHOWN = (
+    "cpu_us_per_delivered",
+    "core_us_per_delivered",
+    "delivered_per_s",
+    "connects_per_s",
+    "rows_per_s",
+    "cpu_s_per_m",
+    "p50_ms",
+    "error",
+)
 
 
 def show_run(run: Run) -> None:
@@ -161,8 +166,9 @@ def measure(bench: Bench, options: argparse.Namespace, began: float, minutes: fl
 def names_of(bench: Bench) -> list[str]:
     """The brokers that ran, in the order of the table's columns."""
     ran = {run["broker"] for run in bench.runs}
-    return [name for name in [OURS, OURS_OFF, OURS_WORKERS, *(peer.name for peer in bench.peers[1:]), PARQUET, *STREAM_PEERS]
-            if name in ran]
+    return [
+        name for name in [OURS, OURS_OFF, OURS_WORKERS, *(peer.name for peer in bench.peers[1:]), PARQUET, *STREAM_PEERS] if name in ran
+    ]
 
 
 def write(options: argparse.Namespace, bench: Bench, around: dict[str, Any]) -> Path:

@@ -368,9 +368,7 @@ class Bench:
         command += ["--broker-pid", ",".join(map(str, descendants(broker.process.pid)))]
         command += ["--mqtt-version", str(scenario.mqtt), *arguments]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=self.duration * scenario.stretch + RUN_SECONDS
-            )
+            done = subprocess.run(command, capture_output=True, text=True, timeout=self.duration * scenario.stretch + RUN_SECONDS)
         except subprocess.TimeoutExpired:
             return {"error": "took too long", "ok": False}
         try:
@@ -384,8 +382,6 @@ class Bench:
         if not scenario.half_of:
             return 0
         if scenario.name not in self.rates:
-            full = [
-                run["delivered_per_s"] for run in self.runs if run["scenario_name"] == scenario.half_of and run["ok"]
-            ]
+            full = [run["delivered_per_s"] for run in self.runs if run["scenario_name"] == scenario.half_of and run["ok"]]
             self.rates[scenario.name] = round((min(full) / 2 if full else RATE_UNKNOWN) / 10, 1)
         return self.rates[scenario.name]

@@ -166,9 +166,7 @@ def featured() -> list[Scenario]:
         "fanout100-q0": "--scenario fanout --publishers 1 --subscribers 100 --qos 0",
         "fanin100-q0": "--scenario fanin --publishers 100 --subscribers 1 --qos 0",
     }
-    return [
-        Scenario(f"features-{name}", arguments, guarded=True, stream=ELSEWHERE) for name, arguments in loads.items()
-    ]
+    return [Scenario(f"features-{name}", arguments, guarded=True, stream=ELSEWHERE) for name, arguments in loads.items()]
 
 
 CORE = Figure("CPU µs/message of the core", "core_us_per_delivered")
@@ -270,8 +268,18 @@ GROUPS: dict[str, list[str]] = {
     "quick": ["p2p-q0-64", "p2p-q1-64", "fanout100-q0", "fanin100-q0", "pairs1000-q0", "durable-q1", "features-q1"],
     "wires": [scenario.name for scenario in other_wires()],
     "kept": [scenario.name for scenario in kept(1)],
-    "commit": ["durable-q1", "durable-q2", "offline-q1", "streamed-offline-q1", "paced-offline-q1", "paced-q2",
-               "one-by-one-q1", "one-by-one-q2", "one-by-one-streamed-q1", "one-by-one-streamed-q2"],
+    "commit": [
+        "durable-q1",
+        "durable-q2",
+        "offline-q1",
+        "streamed-offline-q1",
+        "paced-offline-q1",
+        "paced-q2",
+        "one-by-one-q1",
+        "one-by-one-q2",
+        "one-by-one-streamed-q1",
+        "one-by-one-streamed-q2",
+    ],
     "features": [scenario.name for scenario in featured()],
     "workers": [scenario.name for scenario in (*with_workers(1), *link_scenarios())],
     "spark": [scenario.name for scenario in spark_scenarios()],

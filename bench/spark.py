@@ -87,8 +87,7 @@ def fill(data: Path, rows: int, make: Callable[[int], Message] = message) -> Non
     """
     directory = data / "streams"
     directory.mkdir(parents=True)
-    logs = StreamLogs(directory, [StreamConfig(STREAM, ["bench/#"], PARTITIONS, segment_bytes=SEGMENT_BYTES,
-                                                segment_age=math.inf)])
+    logs = StreamLogs(directory, [StreamConfig(STREAM, ["bench/#"], PARTITIONS, segment_bytes=SEGMENT_BYTES, segment_age=math.inf)])
     logs.recover(None)
     places: dict[str, int] = {}
     for start in range(0, rows, AT_ONCE):
@@ -210,11 +209,7 @@ class Spark:
 
     def source(self, how: str, few: bool) -> DataFrame:
         if how == PARQUET:
-            return (
-                self.spark.read.schema(FEW).parquet(self._parquet())
-                if few
-                else self.spark.read.parquet(self._parquet())
-            )
+            return self.spark.read.schema(FEW).parquet(self._parquet()) if few else self.spark.read.parquet(self._parquet())
         sealed = how.endswith("-sealed")
         if sealed and self.other is None:
             sealed_copy(self.data[False], self.data[True])
@@ -245,9 +240,7 @@ class Spark:
         config = parse_config({"source": {"path": str(self.data[False])}, "tables": {"t": {
             "stream": STREAM, "schema": SCHEMA, "output": str(self.directory / f"table-{number}")}}})  # fmt: skip
         done: list[int] = []
-        found = self.meter.measure(
-            self.rows, lambda: done.extend(table.rows for table in ingest(config, once=True, session=self.spark))
-        )
+        found = self.meter.measure(self.rows, lambda: done.extend(table.rows for table in ingest(config, once=True, session=self.spark)))
         return {**found, "ok": done == [self.rows]}
 
     def write(self, stream: str) -> Run:
@@ -278,8 +271,12 @@ class Spark:
             arrived.set()
 
         messages = self.spark.readStream.format("mqtt").options(url=self.broker.url, stream=SEEN).load()
-        query = messages.writeStream.foreachBatch(see).trigger(processingTime=TRIGGER) \
-            .option("checkpointLocation", str(self.directory / f"checkpoint-{number}")).start()
+        query = (
+            messages.writeStream.foreachBatch(see)
+            .trigger(processingTime=TRIGGER)
+            .option("checkpointLocation", str(self.directory / f"checkpoint-{number}"))
+            .start()
+        )
         try:
             while query.lastProgress is None:
                 time.sleep(0.05)
@@ -357,12 +354,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=4_000_000, help="of the log (%(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(%(default)s)")
-    parser.add_argument(
-        "--seconds", type=float, default=10.0, help="of messages whose latency is measured (%(default)s)"
-    )
-    parser.add_argument(
-        "--minutes", type=float, default=15.0, help="no round begins that would end later (%(default)s)"
-    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="of messages whose latency is measured (%(default)s)")
+    parser.add_argument("--minutes", type=float, default=15.0, help="no round begins that would end later (%(default)s)")
     parser.add_argument("scenarios", nargs="*", metavar="SCENARIO", help=", ".join(known))
     options = parser.parse_args()
     if unknown := set(options.scenarios) - set(known):

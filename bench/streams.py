@@ -146,9 +146,7 @@ class Broker(Server):
         return Line(sock)
 
     def batch(self, payload: bytes) -> bytes:
-        return b"".join(
-            framed(0x32, text(TOPIC % number) + (number + 1).to_bytes(2, "big") + payload) for number in range(BATCH)
-        )
+        return b"".join(framed(0x32, text(TOPIC % number) + (number + 1).to_bytes(2, "big") + payload) for number in range(BATCH))
 
     def answers(self, line: Line) -> int:
         data = line.receive()

@@ -136,8 +136,7 @@ class MqttDataSource(DataSource):
     def schema(self) -> Union[StructType, str]:
         options = self._options_for(None)
         columns = [*_COLUMNS, _USER_PROPERTY_LIST] if options.include_user_properties else _COLUMNS
-        return self._given.keep_in(
-            options.schema or StructType([StructField(name, kind, name in _OPTIONAL) for name, kind in columns]))
+        return self._given.keep_in(options.schema or StructType([StructField(name, kind, name in _OPTIONAL) for name, kind in columns]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = self._options_for(schema)
@@ -162,9 +161,14 @@ class MqttDataSource(DataSource):
 
     def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
         if self._parsed is None:
-            self._parsed = _check(self._given.for_schema(
-                schema, "path", "give 'path', 'url' or 'kafka.bootstrap.servers'; for a table, CREATE TABLE must have no list of columns, as Spark "
-                "drops its options then: use the option 'schema'"))
+            self._parsed = _check(
+                self._given.for_schema(
+                    schema,
+                    "path",
+                    "give 'path', 'url' or 'kafka.bootstrap.servers'; for a table, CREATE TABLE must have no list of columns, as Spark "
+                    "drops its options then: use the option 'schema'",
+                )
+            )
         return self._parsed
 
 
@@ -251,8 +255,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin, until = offsets.from_json(start), offsets.from_json(end)
         manifest = self._manifest
         if manifest is None or any(
-            partition not in manifest or offset > manifest[partition].high_watermark
-            for partition, offset in until.items()
+            partition not in manifest or offset > manifest[partition].high_watermark for partition, offset in until.items()
         ):
             manifest = self._fetch()
         self._check_stream(end, manifest)
@@ -343,12 +346,16 @@ def _payload_reader(options: SourceOptions, schema: StructType) -> PayloadReader
         raise StreamError(f"mqtt source: {error}") from None
 
 
-def _tasks(
-    options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets
-) -> list[SliceTask]:
+def _tasks(options: SourceOptions, planner: Planner, manifest: Manifest, start: Offsets, end: Offsets) -> list[SliceTask]:
     tasks = planner.plan(
-        manifest, start, end, options.min_partitions, options.max_records_per_partition, options.predicate,
-        PARSED_TASK_BYTES if options.payload is not None else MIN_TASK_BYTES)
+        manifest,
+        start,
+        end,
+        options.min_partitions,
+        options.max_records_per_partition,
+        options.predicate,
+        PARSED_TASK_BYTES if options.payload is not None else MIN_TASK_BYTES,
+    )
     return [SliceTask(slices) for slices in tasks]
 
 
@@ -358,8 +365,7 @@ def _read(options: SourceOptions, payloads: PayloadReader, partition: InputParti
     storage = open_storage(options, patient=True)
     try:
         builder = ColumnBuilder(payloads.message_schema, options.stream, options.topic_filter, options.predicate)
-        messages = read_slices(storage, partition.slices, builder, options.fail_on_data_loss,
-                               options.skip_corrupt_batches)
+        messages = read_slices(storage, partition.slices, builder, options.fail_on_data_loss, options.skip_corrupt_batches)
         for batch in messages:
             yield from payloads.rows(batch)
     finally:

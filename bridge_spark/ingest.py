@@ -79,9 +79,7 @@ def run(
             spark.stop()
 
 
-def run_backfill(
-    config: IngestConfig, begin: Bound, end: Bound, *, session: Optional[SparkSession] = None
-) -> list[TableProgress]:
+def run_backfill(config: IngestConfig, begin: Bound, end: Bound, *, session: Optional[SparkSession] = None) -> list[TableProgress]:
     """Read a range of each table's stream into its `backfill` directory.  Raises `IngestError`."""
     if session is None:
         require_spark()
@@ -117,8 +115,13 @@ def main(argv: Sequence[str]) -> int:
             tables = run_backfill(config, *_range(*arguments.backfill))
         else:
             metrics = _metrics(config, arguments.metrics_port)
-            tables = run(config, once=arguments.once, trigger=arguments.trigger, stop=stop,
-                         report=terminal if metrics is None else _report_to(terminal, metrics))
+            tables = run(
+                config,
+                once=arguments.once,
+                trigger=arguments.trigger,
+                stop=stop,
+                report=terminal if metrics is None else _report_to(terminal, metrics),
+            )
     except ConfigError as error:
         print(f"mqttbroker ingest: {error}", file=sys.stderr)
         return 2
@@ -163,17 +166,20 @@ def _check_sources(config: IngestConfig) -> None:
 
 
 def _arguments(argv: Sequence[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        prog="mqttbroker ingest", description="Write streams to Parquet, Delta or Iceberg tables.")
+    parser = argparse.ArgumentParser(prog="mqttbroker ingest", description="Write streams to Parquet, Delta or Iceberg tables.")
     parser.add_argument("config", type=Path, help="TOML file of tables, see conf/ingest.toml")
     parser.add_argument("--once", action="store_true", help="read everything available and end")
-    parser.add_argument("--backfill", nargs=2, metavar=("FROM", "TO"),
-                        help="read a range into directories of its own and end: times of receipt like "
-                             "2026-01-31T12:00:00Z, or offsets of partitions like '{\"0\": 123}'; TO is exclusive")
-    parser.add_argument("--trigger", default="1s", metavar="TIME",
-                        help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
-    parser.add_argument("--metrics-port", type=int, metavar="PORT",
-                        help="serve Prometheus metrics on this port; 0 takes a free port and prints it")
+    parser.add_argument(
+        "--backfill",
+        nargs=2,
+        metavar=("FROM", "TO"),
+        help="read a range into directories of its own and end: times of receipt like "
+        "2026-01-31T12:00:00Z, or offsets of partitions like '{\"0\": 123}'; TO is exclusive",
+    )
+    parser.add_argument("--trigger", default="1s", metavar="TIME", help="start a batch every TIME, like 500ms, 1s, 5m (default 1s)")
+    parser.add_argument(
+        "--metrics-port", type=int, metavar="PORT", help="serve Prometheus metrics on this port; 0 takes a free port and prints it"
+    )
     return parser.parse_args(argv)
 
 

@@ -26,9 +26,11 @@ from typing import Optional, Sequence
 
 OLDEST_JAVA = 17
 ANSWER_S = 30.0
-INSTALL = ("Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-21-openjdk-headless; "
-           "macOS: brew install openjdk@21 and set JAVA_HOME to $(brew --prefix openjdk@21); "
-           "anywhere: pip install 'mqttbroker[spark,jdk]'")
+INSTALL = (
+    "Debian, Ubuntu: apt-get install openjdk-17-jre-headless; Fedora: dnf install java-21-openjdk-headless; "
+    "macOS: brew install openjdk@21 and set JAVA_HOME to $(brew --prefix openjdk@21); "
+    "anywhere: pip install 'mqttbroker[spark,jdk]'"
+)
 _ASKED_MODULE = "jdk.incubator.vector"
 _LAUNCHER = """#!/bin/sh
 for argument; do
@@ -80,8 +82,7 @@ def main(arguments: Sequence[str]) -> int:
     """`mqttbroker java-home`: print the value for ``JAVA_HOME``; exit code 1 if there is no Java."""
     argparse.ArgumentParser(
         prog="mqttbroker java-home",
-        description="Print a JAVA_HOME for Spark: the Java that is installed, "
-        "else the one of mqttbroker[jdk].",
+        description="Print a JAVA_HOME for Spark: the Java that is installed, else the one of mqttbroker[jdk].",
     ).parse_args(arguments)
     try:
         print(java_home())
@@ -94,8 +95,13 @@ def main(arguments: Sequence[str]) -> int:
 def _ask(java: str) -> Path | str:
     """The home that ``java`` reports, or why it is not usable."""
     try:
-        answer = subprocess.run([java, "-XshowSettings:properties", "-version"], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=ANSWER_S)
+        answer = subprocess.run(
+            [java, "-XshowSettings:properties", "-version"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=ANSWER_S,
+        )
     except OSError as error:
         return f"cannot be run: {error.strerror}"
     except subprocess.TimeoutExpired:
@@ -128,8 +134,9 @@ def _home_with_launcher(java: Path) -> Path:
     try:
         _write_program(home / "bin" / "java", script)
     except OSError as error:
-        raise JavaError(f"{home}: {error.strerror}: set XDG_CACHE_HOME to a directory that can be written to, "
-                        f"for the launcher of the Java in {java}") from None
+        raise JavaError(
+            f"{home}: {error.strerror}: set XDG_CACHE_HOME to a directory that can be written to, for the launcher of the Java in {java}"
+        ) from None
     return home
 
 

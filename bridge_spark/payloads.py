@@ -69,5 +69,4 @@ def _parsed(reader: PayloadReader, batch: pa.RecordBatch) -> Iterator[pa.RecordB
             rows = found.slice(start, end - start)
             kept = batch.take(rows.column(_ROW))
             names = [name for name in rows.schema.names if name != _ROW]
-            yield pa.RecordBatch.from_arrays(
-                [*kept.columns, *map(rows.column, names)], names=[*kept.schema.names, *names])
+            yield pa.RecordBatch.from_arrays([*kept.columns, *map(rows.column, names)], names=[*kept.schema.names, *names])

@@ -147,8 +147,9 @@ def _microseconds(seconds: Optional[float]) -> Optional[int]:
     return None if seconds is None else round(seconds * 1_000_000)
 
 
-_RETAINED = StateFormat("mqtt.retained", (*RETAINED_SELECTION, "includeUserProperties"), f"{API}/retained",
-                        _retained_columns, _retained_row)
+_RETAINED = StateFormat(
+    "mqtt.retained", (*RETAINED_SELECTION, "includeUserProperties"), f"{API}/retained", _retained_columns, _retained_row
+)
 _SESSIONS = StateFormat("mqtt.sessions", SESSIONS_SELECTION, f"{API}/clients", _session_columns, _session_row)
 
 
@@ -184,8 +185,9 @@ class StateDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """A reader whose first call raises: these sources are for batch reads only."""
-        return FailedStreamReader(StreamError(
-            f"mqtt source: {self.format.name} is for batch reads: read a stream of the broker with format('mqtt')"))
+        return FailedStreamReader(
+            StreamError(f"mqtt source: {self.format.name} is for batch reads: read a stream of the broker with format('mqtt')")
+        )
 
     def writer(self, schema: StructType, overwrite: bool) -> NoReturn:
         raise SinkError(f"{self.format.name} is for reading: write with format('mqtt')")
@@ -195,9 +197,14 @@ class StateDataSource(DataSource):
 
     def _options_for(self, schema: Optional[StructType]) -> StateOptions:
         if self._parsed is None:
-            self._parsed = self._check(self._given.for_schema(
-                schema, "url", "give the broker's HTTP address; for a table, CREATE TABLE must have no list of columns, as "
-                "Spark drops its options then"))
+            self._parsed = self._check(
+                self._given.for_schema(
+                    schema,
+                    "url",
+                    "give the broker's HTTP address; for a table, CREATE TABLE must have no list of columns, as "
+                    "Spark drops its options then",
+                )
+            )
         return self._parsed
 
     def _check(self, given: Mapping[str, str]) -> StateOptions:

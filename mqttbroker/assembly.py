@@ -173,9 +173,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Optional[Se
         security.bans,
         Producers(settings.producer_window),
         [
-            QueueRule(
-                queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "", queue.allow_publish
-            )
+            QueueRule(queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "", queue.allow_publish)
             for queue in settings.queues
         ],
     )
@@ -195,9 +193,7 @@ def apply_limits(broker: Broker, settings: Settings) -> None:
     broker.outbound.max_acks = limits.max_pending_acks
     broker.producers.window = settings.producer_window
     router = broker.router
-    router.cache_size, router.max_levels, router.max_length = (
-        limits.route_cache_size, limits.max_topic_levels, limits.max_topic_length
-    )
+    router.cache_size, router.max_levels, router.max_length = (limits.route_cache_size, limits.max_topic_levels, limits.max_topic_length)
 
 
 def apply_to_listener(policy: ListenerPolicy, settings: Settings, listener: Listener, security: Security) -> None:

@@ -99,9 +99,7 @@ class ClusterRoutes:
 def cluster_view(node: NodeShards) -> Dict[str, Any]:
     """The cluster as a node knows it; called on its event loop."""
     directory = node.directory
-    places: Sequence[Tuple[Optional[str], List[str]]] = (
-        [(None, [])] * node.cluster.shards if directory is None else directory.shards
-    )
+    places: Sequence[Tuple[Optional[str], List[str]]] = [(None, [])] * node.cluster.shards if directory is None else directory.shards
     members = {} if directory is None else directory.members
     owners = node.owners()
     addresses = {} if owners is None else owners.owners
@@ -165,9 +163,7 @@ def _core_view(node: NodeShards, shard: int) -> Optional[Dict[str, Any]]:
 class ClusterMetrics:
     """The text of `/metrics`: those of the node, and those of each of its cores with a label `shard`."""
 
-    def __init__(
-        self, shards: NodeShards, cores: CoreHttp, workers: Workers, counters: Counters, runner: ControlRunner
-    ) -> None:
+    def __init__(self, shards: NodeShards, cores: CoreHttp, workers: Workers, counters: Counters, runner: ControlRunner) -> None:
         self._shards = shards
         self._cores = cores
         self._workers = workers
@@ -287,9 +283,7 @@ def front_metrics(own_workers: Workers, counters: Counters) -> Iterator[str]:
         yield from family(f"worker_{name}", kind, text)
         for one in workers:
             yield f'mqttbroker_worker_{name}{{worker="{one.number}"}} {value(one)}'
-    failures = {
-        "tls": counters.tls_failures, "websocket": counters.websocket_failures, "proxy": counters.proxy_failures
-    }
+    failures = {"tls": counters.tls_failures, "websocket": counters.websocket_failures, "proxy": counters.proxy_failures}
     for name, label, counts, text in (
         ("connections_refused_total", "", {"": counters.connections_refused}, "Connections closed because no socket was free."),
         ("connections_evicted_total", "", {"": counters.connections_evicted},

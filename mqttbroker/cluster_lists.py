@@ -43,8 +43,7 @@ Item = Dict[str, Any]
 Key = Callable[[Item], Any]
 
 UNANSWERED = record(
-    "Unanswered",
-    shard=INTEGER, node=described(TEXT, '"" = no node owns the shard'), reason=described(TEXT, "why it is not in the list")
+    "Unanswered", shard=INTEGER, node=described(TEXT, '"" = no node owns the shard'), reason=described(TEXT, "why it is not in the list")
 )
 
 
@@ -237,14 +236,10 @@ class ClusterLists:
         if not lifted:
             raise RequestError(404, "there is no such ban")
 
-    async def _of_all(
-        self, method: str, path: str, query: Mapping[str, str], body: Optional[Mapping[str, Any]] = None
-    ) -> List[CoreAnswer]:
+    async def _of_all(self, method: str, path: str, query: Mapping[str, str], body: Optional[Mapping[str, Any]] = None) -> List[CoreAnswer]:
         """The answers of all cores. Raises RequestError, 503, that names those that give none; the others have done it."""
         shards = range(self._cores.count)
-        asked = await asyncio.gather(
-            *(self._cores.ask(shard, method, path, query, body) for shard in shards), return_exceptions=True
-        )
+        asked = await asyncio.gather(*(self._cores.ask(shard, method, path, query, body) for shard in shards), return_exceptions=True)
         away = [away_text(shard, one) for shard, one in zip(shards, asked) if isinstance(one, CoreAway)]
         if away:
             raise RequestError(503, f"not done everywhere, so repeat it: {'; '.join(away)}")

@@ -69,9 +69,7 @@ CLIENT_PATIENCE = 2.0  # seconds that a client waits for the core of its shard, 
 class ClusterNode:
     """One node. ``reread`` loads the settings again. Raises ConfigError if a file that the settings name cannot be used."""
 
-    def __init__(
-        self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager, passed: PassedSockets
-    ) -> None:
+    def __init__(self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager, passed: PassedSockets) -> None:
         self.settings = settings
         self.cluster = settings.cluster
         self.name = settings.cluster.node_name
@@ -138,11 +136,15 @@ class ClusterNode:
         # Listeners and their admission are made for a broker; this one has no clients, and no rows.
         self.broker = build_broker(self.settings, Recovered([], [], [], [], [], 1, 1, 1), self.security)
         self.scheduler = FlushScheduler(self.broker, loop, lambda _: None, True)
-        self.sockets = OpenSockets(
-            client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
-        )
+        self.sockets = OpenSockets(client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters)
         self.reloader = Reloader(
-            self.reread, self.settings, self.broker, self.security, self.sockets, self.listeners, self.manager,
+            self.reread,
+            self.settings,
+            self.broker,
+            self.security,
+            self.sockets,
+            self.listeners,
+            self.manager,
             LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
         )
         self.runner = ControlRunner(loop, self.scheduler.update_clock, self.reloader.reload)
@@ -251,9 +253,7 @@ class ClusterNode:
 
     def _core_setup(self) -> str:
         cluster = self.cluster
-        return CoreSetup(
-            self._core_settings, self.record_cluster, self.name, cluster.address, self.digest(), self.shards.link_key
-        ).encode()
+        return CoreSetup(self._core_settings, self.record_cluster, self.name, cluster.address, self.digest(), self.shards.link_key).encode()
 
     async def _pass_reloads(self) -> None:
         """Have the cores reload whenever this process has reloaded."""

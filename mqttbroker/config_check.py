@@ -149,8 +149,10 @@ def unsealed(streams: Iterable[Stream]) -> Iterator[str]:
     """Streams whose segments stay as they are because pyarrow is missing, in one line."""
     names = [] if can_seal() else [stream.name for stream in streams if stream.seal == "auto"]
     if names:
-        yield (f"streams.{names[0]}.seal: pyarrow is not installed, so no segment of {', '.join(names)} becomes Parquet, which takes a "
-               'fraction of the disk: pip install "mqttbroker[parquet]", or set seal = false')
+        yield (
+            f"streams.{names[0]}.seal: pyarrow is not installed, so no segment of {', '.join(names)} becomes Parquet, which takes a "
+            'fraction of the disk: pip install "mqttbroker[parquet]", or set seal = false'
+        )
 
 
 def source_of(line: str, settings: Settings, file: Optional[Path]) -> str:

@@ -154,9 +154,7 @@ class CoreHttp:
             raise CoreAway(owner, "the node has no HTTP server")
         return _Place(owner, url, f"{API}{SHARDS_PATH}/{shard}", False)
 
-    async def _request(
-        self, place: _Place, method: str, url: str, body: Optional[bytes], authorization: Optional[str]
-    ) -> CoreAnswer:
+    async def _request(self, place: _Place, method: str, url: str, body: Optional[bytes], authorization: Optional[str]) -> CoreAnswer:
         headers = {"Accept-Encoding": "identity", _FORWARDED: "1"}
         if authorization is not None:
             headers["Authorization"] = authorization
@@ -167,9 +165,7 @@ class CoreHttp:
             async with (
                 asyncio.timeout(ASK_TIMEOUT),
                 aiohttp.ClientSession(auto_decompress=False) as session,
-                session.request(
-                    method, URL(url, encoded=True), data=body, headers=headers, ssl=tls, allow_redirects=False
-                ) as response,
+                session.request(method, URL(url, encoded=True), data=body, headers=headers, ssl=tls, allow_redirects=False) as response,
             ):
                 answer = bytearray()
                 async for chunk in response.content.iter_any():

@@ -32,9 +32,7 @@ def client_sockets(settings: Settings) -> int:
         allowed = max(limit - for_broker, limit // 2)
     if allowed < for_clients:
         reason = "limits.max_connections and limits.max_half_open need more open files than the hard limit (ulimit -Hn)"
-        log.warning(
-            "event=open_files_limited limit=%d needed=%d client_sockets=%d reason=%s", limit, needed, allowed, reason
-        )
+        log.warning("event=open_files_limited limit=%d needed=%d client_sockets=%d reason=%s", limit, needed, allowed, reason)
     return min(for_clients, allowed)
 
 

@@ -278,9 +278,7 @@ class _Writer(threading.Thread):
 
     def _report(self, dropped: int) -> bytes:
         line = "event=log_lines_dropped count=%d"
-        return self.handler.format(
-            logging.LogRecord("mqttbroker", logging.WARNING, __file__, 0, line, (dropped,), None)
-        ).encode()
+        return self.handler.format(logging.LogRecord("mqttbroker", logging.WARNING, __file__, 0, line, (dropped,), None)).encode()
 
     def close(self) -> None:
         """Write the lines that wait, for `CLOSE_TIMEOUT` at most."""

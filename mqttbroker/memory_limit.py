@@ -233,9 +233,7 @@ def part_limits(settings: Settings) -> dict[str, int]:
         "http_callback.cache_bytes": settings.http_callback.cache_bytes if settings.http_callback.cache_ttl else 0,
         "plugin.cache_bytes": settings.plugin.cache_bytes if settings.plugin.cache_ttl else 0,
         "streams.dedup_producers": sum(
-            stream.dedup_producers * (PRODUCER_BYTES + settings.producer_window // 8)
-            for stream in settings.streams
-            if stream.dedup
+            stream.dedup_producers * (PRODUCER_BYTES + settings.producer_window // 8) for stream in settings.streams if stream.dedup
         ),
     }
     on_disk = "max_total_queued_bytes"

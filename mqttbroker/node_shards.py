@@ -53,9 +53,7 @@ class NodeShards:
         self.pins: Dict[int, tuple[str, float]] = {}
         self.directory: Optional[Directory] = None
         self.membership: Optional[Membership] = None
-        self.cores = [
-            ShardCore(shard, core_setup, self.owners, timeout, self._core_changed) for shard in range(cluster.shards)
-        ]
+        self.cores = [ShardCore(shard, core_setup, self.owners, timeout, self._core_changed) for shard in range(cluster.shards)]
         self._directed = directed
         self._served = served
         self._serving: Set[int] = set()

@@ -198,16 +198,12 @@ class Server:
         self.salvage = SalvageReport(self.settings.data_dir, self.parts.repaired)
         for path in self.salvage.files:
             log.warning("event=damaged_file_kept file=%s", path)
-        self.metrics = Metrics(
-            self.streams, self.salvage, self.consumers, self._authenticators, self.workers.statuses, self._bridges
-        )
+        self.metrics = Metrics(self.streams, self.salvage, self.consumers, self._authenticators, self.workers.statuses, self._bridges)
         self.metrics.store_progress = self.store.progress
         self.metrics.cluster_topics = self.parts.sys_topics
         loop = asyncio.get_running_loop()
         self.store_runner = StoreRunner(self.store, self.metrics.latency, loop)
-        self.scheduler = FlushScheduler(
-            self.broker, loop, self.store_runner.submit, self.settings.durability != "interval"
-        )
+        self.scheduler = FlushScheduler(self.broker, loop, self.store_runner.submit, self.settings.durability != "interval")
         self.parts.built(self.broker, self.scheduler)
         restore(self.broker, recovered, time.time())
         log.info(
@@ -224,9 +220,7 @@ class Server:
             self.workers.memory,
             self._unapplied_memory,
         )
-        self.sockets = OpenSockets(
-            client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters
-        )
+        self.sockets = OpenSockets(client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters)
         self.security.rules.by_name[BRIDGE_RULES] = AllowAll()
 
     async def run(self) -> None:
@@ -252,7 +246,13 @@ class Server:
         self.security.start(loop, self.scheduler.update_clock)
         self.memory_watch.start(loop)
         self.reloader = reloader = Reloader(
-            self.reread, self.file_settings, self.broker, self.security, self.sockets, self.listeners, self.manager,
+            self.reread,
+            self.file_settings,
+            self.broker,
+            self.security,
+            self.sockets,
+            self.listeners,
+            self.manager,
             LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
         )
         if not self.parts.clustered:
@@ -414,14 +414,17 @@ class Server:
         history = HistoryRoutes(self.sampler, runner, settings.history_interval, settings.history_length)
         accounts = AccountRoutes(self.security, self.broker, runner)
         health = Health(
-            self.broker, self.store, self.security, self.archiver, self.listeners, self.reloader,
+            self.broker,
+            self.store,
+            self.security,
+            self.archiver,
+            self.listeners,
+            self.reloader,
             self.settings.on_corrupt_store == "salvage",
             self.salvage,
             self.parts.unready,
         )
-        metrics_page = MetricsPage(
-            self.metrics, self.control, runner, self.security, self.listeners, self._http_context, self.reloader
-        )
+        metrics_page = MetricsPage(self.metrics, self.control, runner, self.security, self.listeners, self._http_context, self.reloader)
 
         async def readiness() -> list[str]:
             return await asyncio.wrap_future(runner.call(health.unready))
@@ -436,8 +439,14 @@ class Server:
             consumers=self.consumers,
             max_connections=settings.max_connections,
             routes=[
-                *api.routes(), *streams.routes(), *groups.routes(), *accounts.routes(), *alarms.routes(), *traces.routes(),
-                *history.routes(), *bridges.routes(),
+                *api.routes(),
+                *streams.routes(),
+                *groups.routes(),
+                *accounts.routes(),
+                *alarms.routes(),
+                *traces.routes(),
+                *history.routes(),
+                *bridges.routes(),
                 *(dashboard_routes() if settings.dashboard else ()),
             ],
             warnings=health.warnings,
@@ -486,9 +495,7 @@ class Server:
 
     def _make_bridges(self) -> Bridges:
         broker = self.broker
-        policy = ListenerPolicy(
-            AuthenticationChain([], AnonymousPolicy(True)), bridge_terms(self.settings), None, broker.outbound.counters
-        )
+        policy = ListenerPolicy(AuthenticationChain([], AnonymousPolicy(True)), bridge_terms(self.settings), None, broker.outbound.counters)
         return Bridges(
             BridgeContext(
                 broker,
@@ -532,9 +539,7 @@ class Server:
     # --- tasks ----------------------------------------------------------------
 
     def _periodic_tasks(self) -> List[asyncio.Task[None]]:
-        tasks = PeriodicTasks(
-            self.broker, self.scheduler, self.control, self.metrics, self.listeners, self.reloader
-        )
+        tasks = PeriodicTasks(self.broker, self.scheduler, self.control, self.metrics, self.listeners, self.reloader)
         settings = self.settings
         conditions = self._conditions()
         running: Dict[str, Callable[[], Awaitable[None]]] = {

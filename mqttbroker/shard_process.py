@@ -176,9 +176,7 @@ class ShardProcess:
 
     async def _serve(self, core: ShardCore) -> None:
         """The broker, until it is told to stop."""
-        server = self._server = Server(
-            core, self._settings, self._reread, ServiceManager({}), PassedSockets({}), self._opened
-        )
+        server = self._server = Server(core, self._settings, self._reread, ServiceManager({}), PassedSockets({}), self._opened)
         gc.disable()
         server.load()
         gc.freeze()

@@ -30,6 +30,7 @@ FORGOTTEN_AT_ONCE = 1000  # producers of a stream, in one iteration of the event
 
 log = logging.getLogger("mqttbroker")
 
+
 def with_created_streams(settings: Settings, definitions: Mapping[str, Definition]) -> Settings:
     """The settings with the streams that were created at run time; those of the file win. Raises ConfigError."""
     names = {stream.name for stream in settings.streams}

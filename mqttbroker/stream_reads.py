@@ -143,12 +143,8 @@ class StreamReads:
         self._sealed_process = RowProcess()
         self._archive_process = RowProcess()
         self._stopped = False
-        self._archived = _ReadThread(
-            "archive-reads", self._answer_archived, self._hand_back, self._archive_process.close
-        )
-        self._sealed = _ReadThread(
-            "sealed-reads", self._answer_sealed, self._hand_back, self._sealed_process.close, self._archived
-        )
+        self._archived = _ReadThread("archive-reads", self._answer_archived, self._hand_back, self._archive_process.close)
+        self._sealed = _ReadThread("sealed-reads", self._answer_sealed, self._hand_back, self._sealed_process.close, self._archived)
         self._segments = _ReadThread("stream-reads", self._answer, self._hand_back, lambda: None, self._sealed)
         reads.log = StreamLogView(logs)
         reads.on_request = self._segments.put
@@ -233,9 +229,7 @@ class StreamReads:
                 return
             missing = place
 
-    def _read_sealed(
-        self, process: RowProcess, request: ReadRequest, place: Union[InSegment, InArchive]
-    ) -> Optional[Answer]:
+    def _read_sealed(self, process: RowProcess, request: ReadRequest, place: Union[InSegment, InArchive]) -> Optional[Answer]:
         """A batch of a sealed segment; None if the file is not there."""
         segment = place.segment
         location = place.location if isinstance(place, InArchive) else ""
@@ -287,9 +281,7 @@ def _apply(request: ReadRequest, answer: Answer) -> None:
     """Set the outcome of a request."""
     if isinstance(answer, Piece):
         request.outcome = READ
-        request.chunk = Chunk(
-            answer.data, request.offset, answer.segment, answer.position, answer.made, answer.file
-        )
+        request.chunk = Chunk(answer.data, request.offset, answer.segment, answer.position, answer.made, answer.file)
     elif isinstance(answer, Moved):
         request.outcome = EXPIRED if answer.expired else MOVED
         request.found = answer.offset

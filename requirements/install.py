@@ -29,8 +29,7 @@ PIP = ("install", "--no-compile", "--progress-bar", "off", "--retries", "2", "--
 ADVICE = {
     r"No space left|Errno 28|Disk quota": "free some space, then repeat the command",
     r"hash|HASH|IncompleteRead|Connection broken|incomplete|Read timed out|BadZipFile|not a zip": "a download broke off: repeat the command",
-    r"resolve|Network is unreachable|Connection refused|NewConnectionError|timed out|No matching distribution|ProxyError|SSL":
-        "is there a network? pip reaches PyPI, or the index that `pip config set global.index-url` names; then repeat the command",
+    r"resolve|Network is unreachable|Connection refused|NewConnectionError|timed out|No matching distribution|ProxyError|SSL": "is there a network? pip reaches PyPI, or the index that `pip config set global.index-url` names; then repeat the command",
     r"Permission denied|Errno 13|Read-only": "make .venv writable, or remove it, then repeat the command",
     r"requires a different Python|Requires-Python": "use a newer Python: make PYTHON=python3.13, after make clean",
 }
@@ -78,8 +77,15 @@ class Pip:
             self._command += ["--config-settings", "--build-option=bdist_wheel --compression=stored"]
         environment = {**os.environ, "TMPDIR": str(self._scratch)}
         try:
-            process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                       text=True, errors="replace", env=environment)
+            process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                env=environment,
+            )
         except OSError as error:
             self.error = str(error)
             return

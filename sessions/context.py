@@ -85,8 +85,7 @@ class SessionContext:
         """Whether this many more entries, of this many bytes together, would exceed a total on disk."""
         limits = self.limits
         return (
-            self.queued_messages + messages > limits.max_total_queued_messages
-            or self.queued_bytes + size > limits.max_total_queued_bytes
+            self.queued_messages + messages > limits.max_total_queued_messages or self.queued_bytes + size > limits.max_total_queued_bytes
         )
 
     @property

@@ -109,9 +109,7 @@ class Entry:
     until the entry is first sent; ``changed`` is true while an update of the stored row is pending.
     """
 
-    def __init__(
-        self, session_id: int, message: Message, qos: int, retain: bool, subscription_ids: bytes
-    ) -> None:
+    def __init__(self, session_id: int, message: Message, qos: int, retain: bool, subscription_ids: bytes) -> None:
         self.session_id = session_id
         self.message = message
         self.qos = qos
@@ -520,9 +518,7 @@ class Journal:
         for entry in batch.updates:
             entry.changed = False
             if entry.disk == STORED and entry.session_id not in batch.deleted_sessions:
-                write_set.entry_updates.append(
-                    (entry.packet_id, entry.stored_phase(), entry.session_id, entry.seq)
-                )
+                write_set.entry_updates.append((entry.packet_id, entry.stored_phase(), entry.session_id, entry.seq))
         self._closing = None
         return write_set
 
@@ -551,9 +547,7 @@ class Journal:
             following: int = index
             while following < size and entries[following].message is message and entries[following].disk != PENDING:
                 following += 1
-            entry.shared = (
-                entry.shared or previous is message or (following < size and entries[following].message is message)
-            )
+            entry.shared = entry.shared or previous is message or (following < size and entries[following].message is message)
             previous = message
             if message.id == 0:
                 message.id = self.next_message_id

@@ -139,19 +139,13 @@ class MessageQueue:
         """Whether a message of ``size`` bytes would exceed a limit of this queue."""
         limits = self.context.limits
         if self.session_id == 0:
-            return (
-                self.message_count >= limits.max_queued_messages
-                or self.memory_bytes + size > limits.max_transient_queue_bytes
-            )
+            return self.message_count >= limits.max_queued_messages or self.memory_bytes + size > limits.max_transient_queue_bytes
         return self.exceeds(1, size)
 
     def exceeds(self, messages: int, size: int) -> bool:
         """Whether this many more stored entries, of this many bytes together, would exceed a limit of this queue."""
         limits = self.context.limits
-        return (
-            self.message_count + messages > limits.max_queued_messages
-            or self.byte_count + size > limits.max_queued_bytes
-        )
+        return self.message_count + messages > limits.max_queued_messages or self.byte_count + size > limits.max_queued_bytes
 
     # -- dropping the oldest --------------------------------------------------
 

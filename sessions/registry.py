@@ -75,9 +75,7 @@ class Registry:
             # Clients that reconnect leave outdated entries: remove them before they are the majority.
             if len(ends) > 2 * len(self.sessions) + 1000:
                 disconnected = [
-                    session
-                    for session in self.sessions.values()
-                    if session.connection is None and session.expiry_interval != NEVER
+                    session for session in self.sessions.values() if session.connection is None and session.expiry_interval != NEVER
                 ]
                 self._ends = [(self._end_of(session), session.client_id) for session in disconnected]
                 heapify(self._ends)

@@ -20,9 +20,7 @@ _SYS: Final = "$SYS/"
 
 
 def message_from_row(row: RetainedRow) -> Message:
-    return Message(
-        row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at
-    )
+    return Message(row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at)
 
 
 class Retained:

@@ -156,9 +156,7 @@ class StoredEntry(NamedTuple):
 
 
 # The columns of a message are attributes of `Message`.
-MESSAGE_COLUMNS: Final = (
-    "id", "topic", "payload", "qos", "retain", "properties", "publisher", "timestamp", "expires_at"
-)
+MESSAGE_COLUMNS: Final = ("id", "topic", "payload", "qos", "retain", "properties", "publisher", "timestamp", "expires_at")
 
 MessageRow = Tuple[int, str, bytes, int, bool, bytes, str, int, int]
 
@@ -166,7 +164,16 @@ MessageRow = Tuple[int, str, bytes, int, bool, bytes, str, int, int]
 # is sent; `size` is `Message.size`.
 EntryRow = Tuple[int, int, int, int, int, int, bytes, int, int, int, int]
 ENTRY_COLUMNS: Final = (
-    "session_id", "seq", "message_id", "shared", "qos", "retain", "subscription_ids", "packet_id", "state", "size",
+    "session_id",
+    "seq",
+    "message_id",
+    "shared",
+    "qos",
+    "retain",
+    "subscription_ids",
+    "packet_id",
+    "state",
+    "size",
     "expires_at",
 )
 

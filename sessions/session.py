@@ -80,9 +80,7 @@ def _text_memory(text: Optional[str]) -> int:
 class Subscription:
     """A session's subscription to a filter; ``options`` is the byte on the wire, and `AWAITS_RETAINED`."""
 
-    def __init__(
-        self, session: "Session", topic_filter: str, options: int, identifier: int
-    ) -> None:
+    def __init__(self, session: "Session", topic_filter: str, options: int, identifier: int) -> None:
         self.session = session
         self.topic_filter = topic_filter
         self.options = options
@@ -221,10 +219,7 @@ class Session(DeliveryOwner):
         return (
             most > 0
             and self.connection is not None
-            and (
-                queue.message_count - self.window.packet_ids_in_use > most
-                or queue.waiting_bytes > limits.queue_high_watermark_bytes
-            )
+            and (queue.message_count - self.window.packet_ids_in_use > most or queue.waiting_bytes > limits.queue_high_watermark_bytes)
             and not self.connection.has_send_rate
         )
 
@@ -234,12 +229,7 @@ class Session(DeliveryOwner):
         A client with messages to acknowledge is not paused: two such clients could wait for each other.
         """
         connection = publisher.connection
-        if (
-            connection is None
-            or connection.paused_by is not None
-            or publisher is self
-            or publisher.window.packet_ids_in_use
-        ):
+        if connection is None or connection.paused_by is not None or publisher is self or publisher.window.packet_ids_in_use:
             return
         backpressure = self.backpressure
         if backpressure is None:
@@ -252,9 +242,8 @@ class Session(DeliveryOwner):
         limits = self.context.limits
         queue = self.queue
         if (
-            (queue.message_count - self.window.packet_ids_in_use) * 2 <= limits.queue_high_watermark_messages
-            and queue.waiting_bytes * 2 <= limits.queue_high_watermark_bytes
-        ):
+            queue.message_count - self.window.packet_ids_in_use
+        ) * 2 <= limits.queue_high_watermark_messages and queue.waiting_bytes * 2 <= limits.queue_high_watermark_bytes:
             self.backpressure = None
             backpressure.release()
 
@@ -264,13 +253,7 @@ class Session(DeliveryOwner):
     def open(self) -> bool:
         """Whether the next message would be sent at once."""
         connection = self.connection
-        return (
-            connection is not None
-            and connection.ready
-            and not self.queue.entries
-            and self.all_in_memory
-            and self.window.is_open
-        )
+        return connection is not None and connection.ready and not self.queue.entries and self.all_in_memory and self.window.is_open
 
     def allocate_unpersisted(self, qos: i64) -> i64:
         """The packet id of a QoS 1 or 2 message that is sent at once, without an entry; 0 if it must be offered.
@@ -743,10 +726,7 @@ class Session(DeliveryOwner):
         queue = self.queue
         if queue.stored_seq != 0 and not self.reading_page:
             limits = self.context.limits
-            if (
-                len(queue.entries) <= limits.max_queue_memory_messages // 2
-                and queue.memory_bytes <= limits.max_transient_queue_bytes // 2
-            ):
+            if len(queue.entries) <= limits.max_queue_memory_messages // 2 and queue.memory_bytes <= limits.max_transient_queue_bytes // 2:
                 self.request_page()
 
     def page_arrived(self) -> bool:

@@ -198,12 +198,7 @@ class InFlightWindow:
         if self.range_start == self.range_end:
             self.range_start = self.range_end = self.range_released = packet_id
             self.range_kind = kind
-        if (
-            packet_id != self.range_end
-            or self.range_kind != kind
-            or packet_id > 65535
-            or (self.in_flight and packet_id in self.in_flight)
-        ):
+        if packet_id != self.range_end or self.range_kind != kind or packet_id > 65535 or (self.in_flight and packet_id in self.in_flight):
             return 0
         self.range_end = packet_id + 1
         self.last_packet_id = i32(packet_id)

@@ -111,9 +111,7 @@ class PatternSide(Side):
 
 def prefix_rule(topic_filter: str, direction: str, qos: int, local_prefix: str, remote_prefix: str) -> TopicRule:
     """The rule of a filter with prefixes. Raises ValueError with the reason if a side is no filter."""
-    rule = TopicRule(
-        PrefixSide(local_prefix, topic_filter), PrefixSide(remote_prefix, topic_filter), direction, qos
-    )
+    rule = TopicRule(PrefixSide(local_prefix, topic_filter), PrefixSide(remote_prefix, topic_filter), direction, qos)
     for name, side in (("local", rule.local), ("remote", rule.remote)):
         _check_filter(name, side.topic_filter)
     return rule

@@ -44,13 +44,7 @@ class _Node:
         self.depths: Optional[list[int]] = None
 
     def is_empty(self) -> bool:
-        return (
-            self.here is None
-            and self.rest is None
-            and self.plus is None
-            and self.exact is None
-            and self.prefixes is None
-        )
+        return self.here is None and self.rest is None and self.plus is None and self.exact is None and self.prefixes is None
 
 
 def _same(one: object, other: object) -> bool:

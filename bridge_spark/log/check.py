@@ -175,14 +175,8 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
         watermark = Watermark(0, 0, 0, 0)
     published = watermark.high_watermark
     if end is not None and published > end and not live:
-        problems.append(
-            f"high_watermark: readers have seen offsets up to {published}, but the database ends at {end}"
-        )
-    firsts = [
-        first
-        for first in segment_offsets(directory)
-        if first >= watermark.log_start_offset and (end is None or first < end)
-    ]
+        problems.append(f"high_watermark: readers have seen offsets up to {published}, but the database ends at {end}")
+    firsts = [first for first in segment_offsets(directory) if first >= watermark.log_start_offset and (end is None or first < end)]
     lost: List[Tuple[int, int]] = []
     start = expected = firsts[0] if firsts else watermark.log_start_offset
     for index, first in enumerate(firsts):
@@ -209,9 +203,7 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
     return PartitionState(start, expected, len(firsts), lost, problems)
 
 
-def survey_segment(
-    directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]
-) -> Tuple[str, List[FileSpan]]:
+def survey_segment(directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]) -> Tuple[str, List[FileSpan]]:
     """The file name of a segment and its spans.
 
     If the segment exists sealed and unsealed, the sealed file is used unless it is damaged.  Raises `FileNotFoundError`

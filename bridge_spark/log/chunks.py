@@ -99,9 +99,7 @@ class ChunkReader:
         self._logs = logs
         self._checked: Tuple[str, int] = ("", 0)  # path and position of the last large batch with a correct checksum
 
-    def read(
-        self, stream: str, number: int, offset: int, segment: int, position: int, size: int, skipping: bool
-    ) -> Answer:
+    def read(self, stream: str, number: int, offset: int, segment: int, position: int, size: int, skipping: bool) -> Answer:
         """The records from `offset` on, about `size` bytes.
 
         They are at or behind byte `position` of the segment with the first offset `segment`, if that still exists; -1 if
@@ -302,10 +300,7 @@ def _rows_of_large(descriptor: int, position: int, batch: Batch, offset: int, si
         offset,
         os.pread(descriptor, rows * 8, times_at + first * 8),
         os.pread(descriptor, rows, flags_at + first),
-        [
-            (offsets[: rows + 1], os.pread(descriptor, offsets[rows] - offsets[0], start + offsets[0]))
-            for start, offsets in columns
-        ],
+        [(offsets[: rows + 1], os.pread(descriptor, offsets[rows] - offsets[0], start + offsets[0])) for start, offsets in columns],
     )
 
 

@@ -23,9 +23,7 @@ SCHEMA_DDL = (
     "user_properties map<string,string>, stream string"
 )
 
-_PROPERTY_COLUMNS = frozenset(
-    {"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"}
-)
+_PROPERTY_COLUMNS = frozenset({"content_type", "response_topic", "correlation_data", "user_properties", "user_property_list"})
 _ABSENT: dict[str, list[Any]] = {"user_properties": [], "user_property_list": []}
 _SHARED_OFFSETS = 65_536
 STORED_TYPES = {
@@ -92,7 +90,7 @@ def _binary(data: bytes, position: int) -> tuple[bytes, int]:
     end = position + 2 + (data[position] << 8 | data[position + 1])
     if end > len(data):
         raise PropertyError("malformed properties")
-    return data[position + 2:end], end
+    return data[position + 2 : end], end
 
 
 class ColumnBuilder:
@@ -101,9 +99,7 @@ class ColumnBuilder:
     `select` keeps the rows that match ``topic_filter`` and ``predicate``.
     """
 
-    def __init__(
-        self, schema: pa.Schema, stream: str, topic_filter: Optional[str], predicate: Predicate = Predicate()
-    ) -> None:
+    def __init__(self, schema: pa.Schema, stream: str, topic_filter: Optional[str], predicate: Predicate = Predicate()) -> None:
         self._schema = schema
         self._stream = stream
         self._filter = topic_filter
@@ -172,7 +168,8 @@ class ColumnBuilder:
         if "flags" in columns:
             columns["qos"] = pc.bit_wise_and(columns["flags"], pa.scalar(QOS_MASK, pa.uint8())).cast(pa.int8())
             columns["retain"] = pc.not_equal(
-                pc.bit_wise_and(columns["flags"], pa.scalar(RETAIN_FLAG, pa.uint8())), pa.scalar(0, pa.uint8()))
+                pc.bit_wise_and(columns["flags"], pa.scalar(RETAIN_FLAG, pa.uint8())), pa.scalar(0, pa.uint8())
+            )
         if "properties" in columns:
             columns.update(self._property_columns(columns["properties"]))
         for name, value in (("partition", partition), ("stream", self._stream)):
@@ -185,8 +182,7 @@ class ColumnBuilder:
         if known is None:
             if len(self._matches) >= 100_000:
                 self._matches.clear()
-            known = self._matches[topic] = (
-                self.predicate.topic.contains(topic) and (self._filter is None or matches(self._filter, topic)))
+            known = self._matches[topic] = self.predicate.topic.contains(topic) and (self._filter is None or matches(self._filter, topic))
         return known
 
     def _constant(self, name: str, value: Any, count: int) -> pa.Array:
@@ -211,8 +207,7 @@ class ColumnBuilder:
         if name == "user_properties":
             values = [list(dict(properties.user_properties).items()) for properties in decoded]
         elif name == "user_property_list":
-            values = [[{"key": key, "value": value} for key, value in properties.user_properties]
-                      for properties in decoded]
+            values = [[{"key": key, "value": value} for key, value in properties.user_properties] for properties in decoded]
         else:
             values = [getattr(properties, name) for properties in decoded]
         return pa.array(values, self._schema.field(name).type)

@@ -50,8 +50,7 @@ def parse_incarnation(document: Any) -> Incarnation:
         return UNKNOWN
     if not isinstance(document, dict):
         raise TypeError(f"an incarnation is {document!r}")
-    earlier = tuple(Earlier(str(each["id"]), tuple(int(end) for end in each["ends"]))
-                    for each in document.get("earlier", ()))
+    earlier = tuple(Earlier(str(each["id"]), tuple(int(end) for end in each["ends"])) for each in document.get("earlier", ()))
     return Incarnation(str(document.get("id", "")), earlier)
 
 

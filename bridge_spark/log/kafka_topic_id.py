@@ -23,20 +23,31 @@ class _TopicIds(Response):  # type: ignore[misc]
         ("brokers", CompactArray(("node_id", Int32), ("host", _Text), ("port", Int32), ("rack", _Text), ("tags", TaggedFields))),
         ("cluster_id", _Text),
         ("controller_id", Int32),
-        ("topics", CompactArray(
-            ("error_code", Int16),
-            ("name", _Text),
-            ("high", Int64),
-            ("low", Int64),
-            ("is_internal", Boolean),
-            ("partitions", CompactArray(
-                ("error_code", Int16), ("partition", Int32), ("leader", Int32), ("leader_epoch", Int32),
-                ("replicas", CompactArray(Int32)), ("isr", CompactArray(Int32)), ("offline_replicas", CompactArray(Int32)),
+        (
+            "topics",
+            CompactArray(
+                ("error_code", Int16),
+                ("name", _Text),
+                ("high", Int64),
+                ("low", Int64),
+                ("is_internal", Boolean),
+                (
+                    "partitions",
+                    CompactArray(
+                        ("error_code", Int16),
+                        ("partition", Int32),
+                        ("leader", Int32),
+                        ("leader_epoch", Int32),
+                        ("replicas", CompactArray(Int32)),
+                        ("isr", CompactArray(Int32)),
+                        ("offline_replicas", CompactArray(Int32)),
+                        ("tags", TaggedFields),
+                    ),
+                ),
+                ("authorized_operations", Int32),
                 ("tags", TaggedFields),
-            )),
-            ("authorized_operations", Int32),
-            ("tags", TaggedFields),
-        )),
+            ),
+        ),
         ("authorized_operations", Int32),
         ("tags", TaggedFields),
     )
@@ -75,7 +86,7 @@ async def topic_id(client: Any, topic: str) -> str:
         answer = await client.send(client.get_random_node(), _TopicIdsRequest(topic))
     except NotImplementedError:
         return ""
-    (code, _, high, low, *_), = answer.topics
+    ((code, _, high, low, *_),) = answer.topics
     if code:
         raise for_code(code)(topic)
     return f"{(high % _HALF) << 64 | low % _HALF:032x}"

@@ -134,10 +134,7 @@ class StoredPartition:
             found = index.between(state.start, until) if state.segments else []
         except SegmentError as error:
             raise StreamLogDamage(f"{index.path}: {error}") from None
-        return [
-            _File(each.file, True, max(each.first_offset, state.start), min(each.end_offset, until), each.size)
-            for each in found
-        ]
+        return [_File(each.file, True, max(each.first_offset, state.start), min(each.end_offset, until), each.size) for each in found]
 
     def _unsealed(self, file: _File) -> Iterator[List[Row]]:
         reached = file.first

@@ -219,9 +219,7 @@ class Partition:
         for compacted in self.directory.glob(f"{first_offset:020d}.*{SEALED_SUFFIX}"):
             compacted.unlink(missing_ok=True)
 
-    def _recover_segments(
-        self, firsts: List[int], end: Optional[int], thorough: bool, logged: Optional[int]
-    ) -> List[Segment]:
+    def _recover_segments(self, firsts: List[int], end: Optional[int], thorough: bool, logged: Optional[int]) -> List[Segment]:
         segments: List[Segment] = []
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
@@ -504,12 +502,12 @@ class Partition:
         if self.config.archive is None:
             return self.closed
         archived = self.archive.current.end
-        return self.closed[:bisect_right(self.closed, archived, key=attrgetter("end_offset"))]
+        return self.closed[: bisect_right(self.closed, archived, key=attrgetter("end_offset"))]
 
     def unarchived(self) -> Tuple[Segment, ...]:
         """The closed segments that are not in the archive.  For any thread."""
         archived, closed = self.archive.current.end, self.closed
-        return closed[bisect_left(closed, archived, key=attrgetter("first_offset")):]
+        return closed[bisect_left(closed, archived, key=attrgetter("first_offset")) :]
 
     def expire(self, before: int) -> None:
         """Remove the oldest segments whose records are all older than `before`, in microseconds."""

@@ -40,8 +40,11 @@ class Bounds(Generic[Value]):
         return max((bound for bound in (self.first, min(among, default=None)) if bound is not None), default=None)
 
     def contains(self, value: Value) -> bool:
-        return ((self.first is None or value >= self.first) and (self.end is None or value < self.end)
-                and (self.among is None or value in self.among))
+        return (
+            (self.first is None or value >= self.first)
+            and (self.end is None or value < self.end)
+            and (self.among is None or value in self.among)
+        )
 
     def may_match(self, smallest: Optional[Value], largest: Optional[Value]) -> bool:
         """Whether a value from ``smallest`` to ``largest``, both inclusive, can be one of these; None is unknown."""
@@ -51,14 +54,14 @@ class Bounds(Generic[Value]):
             return False
         return self.among is None or any(
             (smallest is None or value >= smallest) and (largest is None or value <= largest) and self.contains(value)
-            for value in self.among)
+            for value in self.among
+        )
 
     def __and__(self, other: Bounds[Value]) -> Bounds[Value]:
         firsts = [bounds.first for bounds in (self, other) if bounds.first is not None]
         ends = [bounds.end for bounds in (self, other) if bounds.end is not None]
         sets = [bounds.among for bounds in (self, other) if bounds.among is not None]
-        return Bounds(max(firsts, default=None), min(ends, default=None),
-                      frozenset.intersection(*sets) if sets else None)
+        return Bounds(max(firsts, default=None), min(ends, default=None), frozenset.intersection(*sets) if sets else None)
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,7 @@ class Predicate:
         Arguments are the smallest and largest value of each column, both inclusive; None is unknown.  The partition is
         not checked.
         """
-        return (self.offset.may_match(*offset) and self.timestamp.may_match(*timestamp)
-                and self.topic.may_match(*topic))
+        return self.offset.may_match(*offset) and self.timestamp.may_match(*timestamp) and self.topic.may_match(*topic)
 
     def narrowed(self, column: str, operator: str, value: Any) -> Optional[Predicate]:
         """This predicate AND ``column operator value``; None if that cannot be expressed as bounds.
@@ -123,9 +125,7 @@ def _bounds(column: str, operator: str, value: Any) -> Optional[Bounds[Any]]:
     if operator == "not null":
         return Bounds()
     if operator == "in":
-        values = (
-            [_value(column, each) for each in value if each is not None] if isinstance(value, Collection) else [None]
-        )
+        values = [_value(column, each) for each in value if each is not None] if isinstance(value, Collection) else [None]
         return None if None in values else Bounds(among=frozenset(values))
     known = _value(column, value)
     if known is None:

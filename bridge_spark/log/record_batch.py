@@ -189,9 +189,7 @@ def encode_batch(records: Sequence[Message], first_offset: int) -> bytes:
     return HEADER.pack(MAGIC, len(body), crc, count, first_offset, FORMAT_VERSION, 0) + body
 
 
-def encode_rows(
-    first_offset: int, timestamps: bytes, flags: bytes, columns: Sequence[Tuple["array[int]", bytes]]
-) -> bytes:
+def encode_rows(first_offset: int, timestamps: bytes, flags: bytes, columns: Sequence[Tuple["array[int]", bytes]]) -> bytes:
     """One batch of rows that are encoded already: ``timestamps`` and ``flags`` as in the body, and for `topic`, `payload`,
     `client_id` and `properties` the offsets, of which the first may be any, and the bytes between the first and the last.
 

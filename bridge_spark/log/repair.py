@@ -45,11 +45,7 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
     if end is None or end < watermark.high_watermark:
         least = max(least, watermark.high_watermark, end or 0)
         end = None
-    firsts = [
-        first
-        for first in segment_offsets(directory)
-        if first >= watermark.log_start_offset and (end is None or first < end)
-    ]
+    firsts = [first for first in segment_offsets(directory) if first >= watermark.log_start_offset and (end is None or first < end)]
     lines += repair_index(directory, stamp)
     firsts, kept_from = _without_archived_damage(directory, firsts, end, stamp, lines)
     start = expected = firsts[0] if firsts else max(watermark.log_start_offset, kept_from)
@@ -78,9 +74,7 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
     return Repaired(stop, lines)
 
 
-def _without_archived_damage(
-    directory: Path, firsts: List[int], end: Optional[int], stamp: str, lines: List[str]
-) -> Tuple[List[int], int]:
+def _without_archived_damage(directory: Path, firsts: List[int], end: Optional[int], stamp: str, lines: List[str]) -> Tuple[List[int], int]:
     """The segments after the last one that is damaged, or followed by a gap, and is in the archive; the first offset.
 
     Readers find the offsets before it in the archive.
@@ -144,9 +138,7 @@ def append_missing(directory: Path, records: List[Tuple[int, List[Message]]], st
     return lines
 
 
-def _runs(
-    records: List[Tuple[int, List[Message]]], start: int, end: Optional[int]
-) -> Iterator[Tuple[int, List[Message]]]:
+def _runs(records: List[Tuple[int, List[Message]]], start: int, end: Optional[int]) -> Iterator[Tuple[int, List[Message]]]:
     """The records from an offset up to another, each time as many as follow each other."""
     found: List[Message] = []
     first = start
@@ -214,8 +206,7 @@ def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str,
         salvaged = path.with_name(f"{unsealed.name}.new")
         process = JobProcess()
         try:
-            process.run({"do": "salvage", "source": str(path), "target": str(salvaged), "first_offset": first,
-                         "end_offset": limit})
+            process.run({"do": "salvage", "source": str(path), "target": str(salvaged), "first_offset": first, "end_offset": limit})
             os.replace(salvaged, unsealed)
         except JobFailed as error:
             if error.errno:  # such as a full disk: the records are readable and must not be replaced by lost batches

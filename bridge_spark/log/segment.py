@@ -57,9 +57,7 @@ def empty_segment(first_offset: int) -> Segment:
     return Segment(first_offset, first_offset, 0, 0, 0, 0, 0)
 
 
-def append_batch(
-    segment: Segment, first_offset: int, count: int, size: int, times: Sequence[int]
-) -> Tuple[Segment, Optional[IndexEntry]]:
+def append_batch(segment: Segment, first_offset: int, count: int, size: int, times: Sequence[int]) -> Tuple[Segment, Optional[IndexEntry]]:
     """The segment after appending a batch of `count` records and `size` bytes, and the batch's index entry, if any."""
     empty = segment.size == 0
     first = times[0] if empty else segment.first_timestamp
@@ -138,9 +136,7 @@ def search_segment(path: Path, segment: Segment, timestamp: int) -> int:
         return search_sealed_file(path, timestamp)
     start = IndexEntry(segment.first_offset, 0, 0)
     try:
-        found = last_entry(
-            path.with_suffix(INDEX_SUFFIX), segment.index_entries, lambda entry: entry.timestamp < timestamp
-        )
+        found = last_entry(path.with_suffix(INDEX_SUFFIX), segment.index_entries, lambda entry: entry.timestamp < timestamp)
     except FileNotFoundError:
         found = None
     if found is not None and 0 < found.position < segment.size:

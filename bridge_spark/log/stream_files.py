@@ -79,8 +79,7 @@ def created_streams(streams: Path, configured: Collection[str] = ()) -> Dict[str
 def deleted_streams(streams: Path) -> List[str]:
     """The names of the streams that were deleted, and not created again."""
     return [
-        name for name in _names(streams)
-        if (streams / name / DELETED_FILE).exists() and not (streams / name / DESCRIPTION_FILE).exists()
+        name for name in _names(streams) if (streams / name / DELETED_FILE).exists() and not (streams / name / DESCRIPTION_FILE).exists()
     ]
 
 

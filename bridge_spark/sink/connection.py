@@ -55,8 +55,10 @@ class Connection:
         try:
             return tls_context(options).wrap_socket(plain, server_hostname=options.host)
         except ssl.SSLCertVerificationError as error:
-            raise SinkError(f"{options.address}: its certificate is not to be trusted: {error.verify_message} "
-                            f"(option 'caFile' names the authorities to trust)") from None
+            raise SinkError(
+                f"{options.address}: its certificate is not to be trusted: {error.verify_message} "
+                f"(option 'caFile' names the authorities to trust)"
+            ) from None
         except ssl.SSLError as error:
             if error.reason in _NO_TLS:
                 raise SinkError(f"{options.address} does not speak TLS: begin the address with mqtt://") from None

@@ -56,9 +56,7 @@ _OTHER_NAMES = {
     "path": "url",
 }
 _CHECKPOINT = "checkpointlocation"
-_NAMES = values.OptionNames(
-    OPTION_NAMES, (_CHECKPOINT,), _OTHER_NAMES, "the closest option of this sink", "the options of the sink"
-)
+_NAMES = values.OptionNames(OPTION_NAMES, (_CHECKPOINT,), _OTHER_NAMES, "the closest option of this sink", "the options of the sink")
 
 MAX_IN_FLIGHT = 10_000
 """So many acknowledgements fit into a socket's buffer, so a broker never waits for them to be read."""

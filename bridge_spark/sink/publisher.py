@@ -137,8 +137,9 @@ class Publisher:
             raise SinkError(f"column 'qos': {packet.qos}: {address} takes at most {capabilities.maximum_qos} ({where})")
         if packet.head[0] & 1 and not capabilities.retain_available:
             raise SinkError(f"column 'retain': true: {address} has no retained messages ({where})")
-        raise SinkError(f"column 'payload': a packet of {packet.size} bytes: {address} takes at most "
-                        f"{capabilities.maximum_packet_size} ({where})")
+        raise SinkError(
+            f"column 'payload': a packet of {packet.size} bytes: {address} takes at most {capabilities.maximum_packet_size} ({where})"
+        )
 
     # -- answers ----------------------------------------------------------------
 
@@ -261,9 +262,7 @@ class Publisher:
             self._why_refused = "it takes fewer messages in flight than before"
         items = iter(in_flight.items())
         while chunk := list(islice(items, PACKETS_PER_WRITE)):
-            self._connection.send(
-                b"".join(packet.head + packet_id.to_bytes(2, "big") + packet.tail for packet_id, packet in chunk)
-            )
+            self._connection.send(b"".join(packet.head + packet_id.to_bytes(2, "big") + packet.tail for packet_id, packet in chunk))
 
     def _most_in_flight(self) -> int:
         return min(self._options.max_in_flight, self._connection.capabilities.receive_maximum)
@@ -277,8 +276,10 @@ class Publisher:
         if now - self._failing_since >= timeout:
             oldest = next(iter(self._in_flight.values()), None)
             where = f" ({self._describe(oldest.row)})" if oldest is not None else ""
-            raise SinkError(f"{self._options.address} accepted no message for {timeout:g} s (option "
-                            f"'delivery.timeoutMs'), the last time: {reason}{where}")
+            raise SinkError(
+                f"{self._options.address} accepted no message for {timeout:g} s (option "
+                f"'delivery.timeoutMs'), the last time: {reason}{where}"
+            )
         wait = FIRST_WAIT * 2**self._attempts * random.uniform(0.5, 1.5)
         self._attempts = min(self._attempts + 1, 10)
         self._sleep(min(wait, LONGEST_WAIT, max(0.0, self._failing_since + timeout - now)))

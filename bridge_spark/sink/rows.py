@@ -36,9 +36,7 @@ _TEXT = (StringType, VarcharType, CharType)
 _WHOLE = (ByteType, ShortType, IntegerType, LongType)
 # Control characters and noncharacters, which a broker may refuse (MQTT 5.0, section 1.5.4).
 _REFUSED = re.compile(
-    "[\0-\x1f\x7f-\x9f\ufdd0-\ufdef"
-    + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
-    + "]"
+    "[\0-\x1f\x7f-\x9f\ufdd0-\ufdef" + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17)) + "]"
 )
 _VARINTS = [varint(number) for number in range(4096)]
 _LENGTHS = [number.to_bytes(2, "big") for number in range(20)]

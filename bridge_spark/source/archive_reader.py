@@ -62,7 +62,12 @@ def segment_of(archived: ArchivedSegment) -> Segment:
 def parse_segments(document: Mapping[str, Any]) -> list[Segment]:
     """The segments in an answer of the broker; raises `KeyError`, `TypeError` or `ValueError`."""
     return [
-        Segment(str(entry["file"]), int(entry["first_offset"]), int(entry["end_offset"]), int(entry["bytes"]),
-                (int(entry["first_timestamp_us"]), int(entry["last_timestamp_us"])))
+        Segment(
+            str(entry["file"]),
+            int(entry["first_offset"]),
+            int(entry["end_offset"]),
+            int(entry["bytes"]),
+            (int(entry["first_timestamp_us"]), int(entry["last_timestamp_us"])),
+        )
         for entry in document["segments"]
     ]

@@ -122,8 +122,9 @@ class _Reader:
             raise BadPayload("not UTF-8") from None
         except IndexError:  # of the list of a union, or of the bytes of a number that is cut off
             at_end = file.tell() == end
-            raise BadPayload("the Avro record is incomplete or has an unknown type in a union" if at_end
-                             else "an unknown type in a union") from None
+            raise BadPayload(
+                "the Avro record is incomplete or has an unknown type in a union" if at_end else "an unknown type in a union"
+            ) from None
         except Exception:
             raise BadPayload("not an Avro record of the schema") from None
         if file.tell() != end:
@@ -323,12 +324,18 @@ def _scalar(schema: Any, kind: Any, where: str) -> _Convert:
         if kind.scale >= scale and kind.precision - kind.scale >= precision - scale:
             return _of_unscaled(precision, scale, where)
     fits = (
-        types.is_boolean(kind) if name == "boolean"
-        else types.is_int32(kind) or types.is_int64(kind) or types.is_float64(kind) if name == "int"
-        else types.is_int64(kind) if name == "long"
-        else types.is_float32(kind) or types.is_float64(kind) if name == "float"
-        else types.is_float64(kind) if name == "double"
-        else types.is_string(kind) if name == "string"
+        types.is_boolean(kind)
+        if name == "boolean"
+        else types.is_int32(kind) or types.is_int64(kind) or types.is_float64(kind)
+        if name == "int"
+        else types.is_int64(kind)
+        if name == "long"
+        else types.is_float32(kind) or types.is_float64(kind)
+        if name == "float"
+        else types.is_float64(kind)
+        if name == "double"
+        else types.is_string(kind)
+        if name == "string"
         else types.is_binary(kind) and name in ("bytes", "fixed")
     )
     if not fits:
@@ -428,7 +435,7 @@ def _in_range(least: int, most: int, factor: int, divisor: int, where: str) -> C
 
 
 def _of_unscaled(precision: int, scale: int, where: str) -> Callable[[Any], Any]:
-    limit = 10 ** precision
+    limit = 10**precision
 
     def number(value: bytes) -> Decimal:
         unscaled = int.from_bytes(value, "big", signed=True)

@@ -34,9 +34,7 @@ class CorruptSegment(StreamError):
         self.after = after
 
 
-def skip_damage(
-    storage: Storage, part: Slice, rows_of: Callable[[Slice], Iterator[pa.RecordBatch]]
-) -> Iterator[pa.RecordBatch]:
+def skip_damage(storage: Storage, part: Slice, rows_of: Callable[[Slice], Iterator[pa.RecordBatch]]) -> Iterator[pa.RecordBatch]:
     """The rows of a slice, without those of damaged batches."""
     waiting = [part]
     while waiting:
@@ -47,8 +45,7 @@ def skip_damage(
             rest_of_slice = _after_damage(storage, damage)
             end = damage.part.end_offset if rest_of_slice is None else rest_of_slice.start_offset
             if end > damage.offset:
-                print(f"{damage}; skipped the offsets {damage.offset} to {end - 1} (skipCorruptBatches=true)",
-                      file=sys.stderr, flush=True)
+                print(f"{damage}; skipped the offsets {damage.offset} to {end - 1} (skipCorruptBatches=true)", file=sys.stderr, flush=True)
             if damage.part.end_offset < rest.end_offset:
                 waiting.insert(0, replace(rest, start_offset=damage.part.end_offset))
             if rest_of_slice is not None:
@@ -64,5 +61,4 @@ def _after_damage(storage: Storage, damage: CorruptSegment) -> Optional[Slice]:
     following = next_batch(data, 0, damage.after, None)
     if following is None or following.first_offset >= part.end_offset:
         return None
-    return replace(part, position=damage.position + following.position,
-                   start_offset=max(part.start_offset, following.first_offset))
+    return replace(part, position=damage.position + following.position, start_offset=max(part.start_offset, following.first_offset))

@@ -58,8 +58,7 @@ class DirectoryStorage:
             incarnation = read_incarnation(directory)
         except (OSError, ValueError) as error:
             raise StreamError(f"mqtt source: {error}") from None
-        return Manifest(
-            {number: _partition_state(directory / str(number)) for number in range(partitions)}, incarnation)
+        return Manifest({number: _partition_state(directory / str(number)) for number in range(partitions)}, incarnation)
 
     def _description(self) -> Mapping[str, Any]:
         path = self._directory() / "stream.json"
@@ -99,8 +98,7 @@ class DirectoryStorage:
                 while len(data) < length:
                     more = segment.read(length - len(data))
                     if not more:
-                        raise StreamError(f"mqtt source: {path} ends at byte {position + len(data)}, "
-                                          f"before its committed end")
+                        raise StreamError(f"mqtt source: {path} ends at byte {position + len(data)}, before its committed end")
                     data += more
                 return data
         except FileNotFoundError:
@@ -140,10 +138,11 @@ class DirectoryStorage:
                 return streams / self._stream
         if not self._root.is_dir():
             raise UnknownStream(f"mqtt source: option 'path': {str(self._root)!r} is not a directory")
-        names = sorted(found.parent.name for pattern in ("streams/*/stream.json", "*/stream.json")
-                       for found in self._root.glob(pattern))
-        raise UnknownStream(f"mqtt source: option 'stream': no stream {self._stream!r} below {str(self._root)!r} "
-                            f"({'there are: ' + ', '.join(names) if names else 'it holds none'})")
+        names = sorted(found.parent.name for pattern in ("streams/*/stream.json", "*/stream.json") for found in self._root.glob(pattern))
+        raise UnknownStream(
+            f"mqtt source: option 'stream': no stream {self._stream!r} below {str(self._root)!r} "
+            f"({'there are: ' + ', '.join(names) if names else 'it holds none'})"
+        )
 
 
 def _partition_state(directory: Path) -> PartitionState:
@@ -154,9 +153,7 @@ def _partition_state(directory: Path) -> PartitionState:
         names = os.listdir(directory)
     except OSError as error:
         raise StreamError(f"mqtt source: {directory}: {error.strerror}") from None
-    firsts = sorted(
-        {first for name in names if (first := first_offset_of(name)) is not None and first <= watermark.segment}
-    )
+    firsts = sorted({first for name in names if (first := first_offset_of(name)) is not None and first <= watermark.segment})
     segments: list[Segment] = []
     for first_offset, next_first in zip(firsts, [*firsts[1:], watermark.segment]):
         last = first_offset == watermark.segment
@@ -177,8 +174,7 @@ def _partition_state(directory: Path) -> PartitionState:
     archive = _lookup(index, index.state)
     if not archive.segments:
         return PartitionState(log_start, watermark.high_watermark, tuple(segments))
-    return PartitionState(min(log_start, archive.start), watermark.high_watermark, tuple(segments),
-                          Archive(archive.segments, archive.size))
+    return PartitionState(min(log_start, archive.start), watermark.high_watermark, tuple(segments), Archive(archive.segments, archive.size))
 
 
 def _lookup(index: IndexReader, look_up: Callable[[], T]) -> T:

@@ -211,7 +211,7 @@ class HttpClient:
         _check_range(response, wanted)
         with wanted.buffer.getbuffer() as view:
             while wanted.filled < wanted.length:
-                with view[wanted.filled:wanted.filled + PIECE_BYTES] as piece:
+                with view[wanted.filled : wanted.filled + PIECE_BYTES] as piece:
                     count = response.readinto(piece)
                 if not count:
                     raise _TryAgain(f"the answer broke off after {wanted.filled} of {wanted.length} bytes")
@@ -238,8 +238,7 @@ class HttpClient:
         elif kind is NotFound:
             text = f"{self.url}{path} answered {answer}: {said}"
         elif status == 200 and wanted is not None:
-            text = (f"{self.url}{path} answered with the whole file instead of a range of it: "
-                    f"does a proxy in between drop the Range header?")
+            text = f"{self.url}{path} answered with the whole file instead of a range of it: does a proxy in between drop the Range header?"
         else:
             if 300 <= status < 400:
                 answer += f" ({response.headers.get('Location')})"
@@ -252,8 +251,10 @@ class HttpClient:
     def _reason(self, error: Exception) -> str:
         """Why an attempt failed; raises `HttpError` if a retry would fail as well."""
         if isinstance(error, ssl.SSLCertVerificationError):
-            raise HttpError(f"{self.url}: its certificate is not to be trusted: {error.verify_message} "
-                            f"(option 'caFile', or --ca-file, names the authorities to trust)") from None
+            raise HttpError(
+                f"{self.url}: its certificate is not to be trusted: {error.verify_message} "
+                f"(option 'caFile', or --ca-file, names the authorities to trust)"
+            ) from None
         if isinstance(error, ssl.SSLError):
             if error.reason in _NO_TLS and not self._answered:
                 raise HttpError(f"{self.url} does not speak TLS there: begin the address with http://") from None

@@ -55,8 +55,7 @@ class HttpStorage:
         try:
             return self._client.get_json(self._path)
         except NotFound:
-            raise UnknownStream(f"mqtt source: option 'stream': {self._client.url} has no stream {self._stream!r}"
-                                f"{self._names()}") from None
+            raise UnknownStream(f"mqtt source: option 'stream': {self._client.url} has no stream {self._stream!r}{self._names()}") from None
         except HttpError as error:
             raise _stream_error(error) from None
 
@@ -69,8 +68,7 @@ class HttpStorage:
             except HttpError as error:
                 raise _stream_error(error) from None
             except (KeyError, TypeError, ValueError) as error:
-                raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with segments "
-                                  f"({error!r})") from None
+                raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with segments ({error!r})") from None
             if not page:
                 break
             found += page
@@ -96,8 +94,7 @@ class HttpStorage:
         except HttpError as error:
             raise _stream_error(error) from None
         except (KeyError, TypeError, ValueError) as error:
-            raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with offsets "
-                              f"({error!r})") from None
+            raise StreamError(f"mqtt source: {self._client.url}{path} did not answer with offsets ({error!r})") from None
 
     def read(self, partition: int, file: str, position: int, length: int) -> bytes:
         if archived_offsets(file) is not None:

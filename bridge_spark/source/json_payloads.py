@@ -62,9 +62,7 @@ class JsonParser(RowParser):
     with the schema ``a array<struct<x int>>`` has the extra field ``a`` with ``[null,{"y":2}]``.
     """
 
-    def __init__(
-        self, type: pa.StructType, timestamps: Optional[str] = None, explode: bool = False, extra: bool = False
-    ) -> None:
+    def __init__(self, type: pa.StructType, timestamps: Optional[str] = None, explode: bool = False, extra: bool = False) -> None:
         self._fields = [type.field(number) for number in range(type.num_fields)]
         self._unit = None if timestamps is None else UNITS[timestamps]
         self._explode = explode
@@ -101,8 +99,8 @@ class JsonParser(RowParser):
         if self._extra:
             columns.append(extra)
         return pa.StructArray.from_arrays(
-            [_one_chunk(column) for column in columns],
-            fields=[self.type.field(number) for number in range(self.type.num_fields)])
+            [_one_chunk(column) for column in columns], fields=[self.type.field(number) for number in range(self.type.num_fields)]
+        )
 
     def _table(self, lines: pa.Buffer, count: int, unknown: str) -> pa.Table:
         options = pj.ReadOptions(use_threads=False, block_size=max(lines.size, 1))
@@ -294,8 +292,7 @@ def _instant(number: float, unit: int) -> int:
 
 def _instants(numbers: pa.Array, kind: pa.DataType, unit: int) -> pa.Array:
     scaled = pc.multiply(numbers, float(unit))
-    typed_text.check(
-        pc.and_(pc.greater(scaled, float(typed_text.FIRST_US)), pc.less(scaled, float(typed_text.LAST_US))))
+    typed_text.check(pc.and_(pc.greater(scaled, float(typed_text.FIRST_US)), pc.less(scaled, float(typed_text.LAST_US))))
     return pc.round(scaled, round_mode="half_to_even").cast(pa.int64()).cast(kind)
 
 

@@ -29,8 +29,7 @@ def _refuse(word: str) -> Any:
     raise BadPayload("not JSON")
 
 
-_DECODER = json.JSONDecoder(
-    object_pairs_hook=JsonObject, parse_int=JsonNumber, parse_float=JsonNumber, parse_constant=_refuse)
+_DECODER = json.JSONDecoder(object_pairs_hook=JsonObject, parse_int=JsonNumber, parse_float=JsonNumber, parse_constant=_refuse)
 
 
 def decode(payload: bytes) -> Any:

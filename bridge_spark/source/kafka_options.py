@@ -47,15 +47,11 @@ class KafkaOptions:
         found: dict[str, Any] = {"bootstrap_servers": list(self.servers), "security_protocol": self.protocol}
         if self.protocol.endswith("SSL"):
             try:
-                found["ssl_context"] = create_ssl_context(
-                    cafile=self.ca_file, certfile=self.certificate_file, keyfile=self.key_file
-                )
+                found["ssl_context"] = create_ssl_context(cafile=self.ca_file, certfile=self.certificate_file, keyfile=self.key_file)
             except OSError as error:  # ssl.SSLError is one
                 raise OptionError("kafka.ssl.ca.location", f"or the certificate or key: {error}") from None
         if self.mechanism is not None:
-            found.update(
-                sasl_mechanism=self.mechanism, sasl_plain_username=self.username, sasl_plain_password=self.password
-            )
+            found.update(sasl_mechanism=self.mechanism, sasl_plain_username=self.username, sasl_plain_password=self.password)
         return found
 
 

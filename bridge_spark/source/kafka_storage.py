@@ -72,11 +72,9 @@ class KafkaStorage:
 
     chunk_bytes = FETCH_BYTES
 
-    def __init__(
-        self, options: KafkaOptions, stream: str, retries: int, retry_interval_s: float, timeout_s: float
-    ) -> None:
+    def __init__(self, options: KafkaOptions, stream: str, retries: int, retry_interval_s: float, timeout_s: float) -> None:
         if AIOKafkaConsumer is None:
-            raise StreamError("mqtt source: Kafka needs aiokafka: pip install \"mqttbroker[cluster]\"")
+            raise StreamError('mqtt source: Kafka needs aiokafka: pip install "mqttbroker[cluster]"')
         self._options = options
         self._stream = stream
         self._topic = stream_topic(options.cluster, stream)
@@ -209,8 +207,10 @@ class KafkaStorage:
             metadata = await consumer._client.fetch_all_metadata()
             partitions = metadata.partitions_for_topic(self._topic)
             if not partitions:
-                raise UnknownStream(f"mqtt source: option 'stream': {','.join(self._options.servers)} has no topic "
-                                    f"{self._topic!r}{self._names(metadata.topics())}")
+                raise UnknownStream(
+                    f"mqtt source: option 'stream': {','.join(self._options.servers)} has no topic "
+                    f"{self._topic!r}{self._names(metadata.topics())}"
+                )
             self._partitions = [TopicPartition(self._topic, number) for number in sorted(partitions)]
         except BaseException:
             with suppress(Exception):
@@ -291,8 +291,10 @@ class KafkaStorage:
             if any(name not in ("payload",) for name in stored):
                 _parse(records, values)
         except RecordError as error:
-            raise StreamError(f"mqtt source: {self.describe(records[0].partition, FILE)}: a record between the offsets "
-                              f"{records[0].offset} and {records[-1].offset} is none of a stream: {error}") from None
+            raise StreamError(
+                f"mqtt source: {self.describe(records[0].partition, FILE)}: a record between the offsets "
+                f"{records[0].offset} and {records[-1].offset} is none of a stream: {error}"
+            ) from None
         if "payload" in stored:
             values["payload"] = [record.value or b"" for record in records]
         arrays = [pa.array(values[name], _BUILT.get(name, STORED_TYPES[name])).cast(STORED_TYPES[name]) for name in stored]
@@ -323,7 +325,7 @@ def _parse(records: list[Any], values: dict[str, list[Any]]) -> None:
             properties.append(b"")
         except ValueError:
             fields: RecordFields = fields_of(headers)
-            del flags[len(properties):], times[len(properties):]
+            del flags[len(properties) :], times[len(properties) :]
             topics.append(fields.topic.encode())
             flags.append(fields.qos | (RETAIN_FLAG if fields.retain else 0))
             clients.append(fields.client_id.encode())

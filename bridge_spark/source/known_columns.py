@@ -15,5 +15,6 @@ def check_column(field: StructField, known: Mapping[str, DataType], names: Itera
     if kind is None:
         raise StreamError(f"mqtt source: there is no column {field.name!r}; the columns are {', '.join(names)}")
     if field.dataType != kind:
-        raise StreamError(f"mqtt source: column {field.name!r} is {kind.simpleString()}, "
-                          f"not {field.dataType.simpleString()}: convert it after reading")
+        raise StreamError(
+            f"mqtt source: column {field.name!r} is {kind.simpleString()}, not {field.dataType.simpleString()}: convert it after reading"
+        )

@@ -53,7 +53,10 @@ def of_stream(stream: str, manifest: Manifest) -> dict[str, str]:
 
 
 def check_stream(
-    document: Mapping[str, int], stream: str, manifest: Manifest, accepted: Optional[str] = None,
+    document: Mapping[str, int],
+    stream: str,
+    manifest: Manifest,
+    accepted: Optional[str] = None,
     option: Optional[str] = None,
 ) -> None:
     """Raise `StreamError` if offsets are not those of the stream: they would mean other records.
@@ -65,8 +68,10 @@ def check_stream(
     what = "the checkpoint is" if option is None else f"the offsets of option '{option}' are"
     name, incarnation = entries.get(STREAM, stream), entries.get(INCARNATION, "")
     if name != stream:
-        raise StreamError(f"mqtt source: option 'stream': {what} of stream {name!r}, not of {stream!r}, whose offsets mean "
-                          f"other messages: give {stream!r} a checkpoint of its own")
+        raise StreamError(
+            f"mqtt source: option 'stream': {what} of stream {name!r}, not of {stream!r}, whose offsets mean "
+            f"other messages: give {stream!r} a checkpoint of its own"
+        )
     now = manifest.incarnation
     if not incarnation or incarnation in (now.id, accepted) or now == UNKNOWN:
         return
@@ -78,10 +83,14 @@ def check_stream(
         if not beyond:
             return
         partition, offset = next(iter(beyond.items()))
-        reason = f"a backup that was restored, it has those messages of partition {partition} up to offset " \
-                 f"{ends.get(partition, 0)}, and {offset} was reached"
-    raise StreamError(f"mqtt source: stream {stream!r}: {what} of its incarnation {incarnation!r}, not of {now.id or 'this backup'!r}: {reason}; "
-                      f"use a new checkpoint, or option 'acceptIncarnation'={incarnation!r} if the offsets mean the same messages")
+        reason = (
+            f"a backup that was restored, it has those messages of partition {partition} up to offset "
+            f"{ends.get(partition, 0)}, and {offset} was reached"
+        )
+    raise StreamError(
+        f"mqtt source: stream {stream!r}: {what} of its incarnation {incarnation!r}, not of {now.id or 'this backup'!r}: {reason}; "
+        f"use a new checkpoint, or option 'acceptIncarnation'={incarnation!r} if the offsets mean the same messages"
+    )
 
 
 def from_json(document: Mapping[str, int]) -> Offsets:
@@ -106,9 +115,11 @@ def check_selection(document: Mapping[str, int], selection: Mapping[str, str]) -
         old, new = before.get(name), selection.get(name)
         if old != new:
             raise OptionError(
-                name, f"the checkpoint was written with {'none' if old is None else repr(old)}, not "
+                name,
+                f"the checkpoint was written with {'none' if old is None else repr(old)}, not "
                 f"{'none' if new is None else repr(new)}: use a new checkpoint, with startingOffsets="
-                f"'{json.dumps(to_json(from_json(document)))}' to continue there")
+                f"'{json.dumps(to_json(from_json(document)))}' to continue there",
+            )
 
 
 def _entries(document: Mapping[str, int]) -> dict[str, str]:
@@ -163,11 +174,12 @@ def check_kept(start: Offsets, end: Offsets, manifest: Manifest, fail: bool) -> 
             continue
         log_start, high_watermark = state.log_start, state.high_watermark
         if max(first, last) > high_watermark:
-            losses.append(f"partition {partition} ends at offset {high_watermark}, before {max(first, last)}: "
-                          f"another stream has taken its place or its end was lost")
+            losses.append(
+                f"partition {partition} ends at offset {high_watermark}, before {max(first, last)}: "
+                f"another stream has taken its place or its end was lost"
+            )
         elif first < min(last, log_start):
-            losses.append(f"partition {partition}: retention has removed the offsets {first} "
-                          f"to {min(last, log_start) - 1}")
+            losses.append(f"partition {partition}: retention has removed the offsets {first} to {min(last, log_start) - 1}")
         kept_end[partition] = min(last, high_watermark)
         kept_start[partition] = min(max(first, log_start), kept_end[partition])
     if losses and fail:
@@ -189,5 +201,4 @@ def limit_rows(start: Offsets, end: Offsets, max_rows: int) -> Offsets:
     by_remainder = sorted(waiting, key=lambda partition: (-(waiting[partition] * max_rows % total), partition))
     for partition in by_remainder[:left]:
         shares[partition] += 1
-    return {partition: start.get(partition, 0) + share if waiting[partition] else end[partition]
-            for partition, share in shares.items()}
+    return {partition: start.get(partition, 0) + share if waiting[partition] else end[partition] for partition, share in shares.items()}

@@ -22,11 +22,19 @@ def open_storage(options: SourceOptions, patient: bool = False) -> Storage:
         # Imported here: only readers of a cluster need a client of Kafka.
         from bridge_spark.source.kafka_storage import KafkaStorage
 
-        return KafkaStorage(options.kafka, options.stream, retries, options.fetch_retry_interval_ms / 1000,
-                            options.request_timeout_ms / 1000)
+        return KafkaStorage(
+            options.kafka, options.stream, retries, options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000
+        )
     if options.url is not None:
         return HttpStorage(
-            options.url, options.stream, options.token, options.ca_file, retries,
-            options.fetch_retry_interval_ms / 1000, options.request_timeout_ms / 1000, options.archive)
+            options.url,
+            options.stream,
+            options.token,
+            options.ca_file,
+            retries,
+            options.fetch_retry_interval_ms / 1000,
+            options.request_timeout_ms / 1000,
+            options.archive,
+        )
     assert options.path is not None
     return DirectoryStorage(options.path, options.stream, options.archive)

@@ -51,9 +51,7 @@ class OptionNames:
     each the closest option here. ``closest`` and ``all_names`` are the words of the errors for these and for all.
     """
 
-    def __init__(
-        self, names: Sequence[str], internal: Collection[str], foreign: Mapping[str, str], closest: str, all_names: str
-    ) -> None:
+    def __init__(self, names: Sequence[str], internal: Collection[str], foreign: Mapping[str, str], closest: str, all_names: str) -> None:
         self._by_lower_name = {name.lower(): name for name in names}
         self._internal = internal
         self._foreign = foreign
@@ -94,7 +92,7 @@ def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[Off
         return EARLIEST
     if word == "earliest":
         raise OptionError(name, "'earliest' is where a read may start, not where it ends")
-    example = f"{'earliest, latest' if starting else 'latest'} nor JSON like {{\"0\": 123}}"
+    example = f'{"earliest, latest" if starting else "latest"} nor JSON like {{"0": 123}}'
     return _per_partition(name, text, f"neither {example}", EARLIEST if starting else LATEST, 1 << 63, "an offset")
 
 
@@ -103,8 +101,7 @@ def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
     text = given.get(name)
     if text is None:
         return None
-    found = _per_partition(
-        name, text, 'not JSON like {"0": 1700000000000}', 0, _LAST_MS, "milliseconds since the epoch")
+    found = _per_partition(name, text, 'not JSON like {"0": 1700000000000}', 0, _LAST_MS, "milliseconds since the epoch")
     return {partition: milliseconds * 1000 for partition, milliseconds in found.items()}
 
 
@@ -150,8 +147,7 @@ def timestamp(given: Mapping[str, str], name: str) -> Optional[int]:
         return int(digits) * 1000
     moment = parse_instant(digits)
     if moment is None:
-        raise OptionError(
-            name, f"{text!r} is neither milliseconds since the epoch nor a time with a zone like 2026-01-31T12:00:00Z")
+        raise OptionError(name, f"{text!r} is neither milliseconds since the epoch nor a time with a zone like 2026-01-31T12:00:00Z")
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 

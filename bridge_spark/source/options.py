@@ -22,8 +22,22 @@ from bridge_spark.source.topic_levels import PatternError, TopicPattern, parse_p
 from bridge_spark.source.where import parse_where
 from topic_matcher.filters import is_valid_filter
 
-__all__ = ["EARLIEST", "LATEST", "OPTION_NAMES", "SPARK_INTERNAL", "OffsetSpec", "OptionError", "SourceOptions",
-           "ca_file_of", "check_for_batch", "check_for_stream", "parse_options", "row_selection", "token_of", "topic_filter_of"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "OPTION_NAMES",
+    "SPARK_INTERNAL",
+    "OffsetSpec",
+    "OptionError",
+    "SourceOptions",
+    "ca_file_of",
+    "check_for_batch",
+    "check_for_stream",
+    "parse_options",
+    "row_selection",
+    "token_of",
+    "topic_filter_of",
+]
 
 OPTION_NAMES = (
     "path",
@@ -77,9 +91,7 @@ _KAFKA_NAMES = {
     "kafkaconsumer.polltimeoutms": "fetch.timeoutMs",
 }
 SPARK_INTERNAL = frozenset({"paths", "__paths__", "serialization.format", "provider"})
-_NAMES = values.OptionNames(
-    OPTION_NAMES, SPARK_INTERNAL, _KAFKA_NAMES, "the closest to this option of the Kafka source", "the options"
-)
+_NAMES = values.OptionNames(OPTION_NAMES, SPARK_INTERNAL, _KAFKA_NAMES, "the closest to this option of the Kafka source", "the options")
 
 
 @dataclass(frozen=True)
@@ -136,8 +148,9 @@ def parse_options(options: Mapping[str, str]) -> SourceOptions:
         raise OptionError("url", "cannot be given together with 'path'")
     kafka = kafka_options(given)
     if path is None and url is None and kafka is None:
-        raise OptionError("path", "missing: give 'path' (data directory), 'url' (the broker's HTTP address), or "
-                                  "'kafka.bootstrap.servers' (a cluster)")
+        raise OptionError(
+            "path", "missing: give 'path' (data directory), 'url' (the broker's HTTP address), or 'kafka.bootstrap.servers' (a cluster)"
+        )
     if url is None:
         for name in _URL_ONLY if kafka is not None else (*_URL_ONLY, *_REMOTE_ONLY):
             if name in given:

@@ -211,8 +211,7 @@ def in_keys(error: PayloadOptionError) -> str:
 def _schemas(given: Mapping[str, str], kind: str) -> Union[AvroSchemas, ProtobufSchemas]:
     file, directory = given.get("payloadSchemaFile"), given.get("payloadSchemaDirectory")
     if (file is None) == (directory is None):
-        raise PayloadOptionError(
-            "payloadSchemaFile", f"'payloadFormat' {kind} needs either this or 'payloadSchemaDirectory'")
+        raise PayloadOptionError("payloadSchemaFile", f"'payloadFormat' {kind} needs either this or 'payloadSchemaDirectory'")
     message = given.get("payloadMessage")
     if kind == "protobuf" and message is None:
         raise PayloadOptionError("payloadMessage", "'payloadFormat' protobuf needs the name of a message type")

@@ -42,8 +42,7 @@ from bridge_spark.source.text_payloads import CsvParser, NumberParser
 from bridge_spark.source.topic_levels import TopicPattern
 from bridge_spark.source.topic_parsers import TopicParsers
 
-_NAMES = {"json": "JSON", "csv": "CSV", "sparkplug": "Sparkplug", "avro": "Avro", "protobuf": "Protobuf",
-          "topics": "formats by topic"}
+_NAMES = {"json": "JSON", "csv": "CSV", "sparkplug": "Sparkplug", "avro": "Avro", "protobuf": "Protobuf", "topics": "formats by topic"}
 _TYPES = {
     "reason": pa.string(),
     "rejected": pa.binary(),
@@ -83,8 +82,7 @@ class PayloadReader:
         by_topic = isinstance(self._parser, TopicParsers) or bool(self._made.intersection(levels))
         needed = ("payload",) * (self._parser is not None) + ("topic",) * by_topic
         kinds = {"payload": pa.binary(), "topic": pa.string()}
-        self.message_schema = pa.schema(
-            fields + [pa.field(name, kinds[name]) for name in needed if name not in schema.names])
+        self.message_schema = pa.schema(fields + [pa.field(name, kinds[name]) for name in needed if name not in schema.names])
         """The columns of the messages that are needed."""
 
     def rows(self, messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
@@ -99,12 +97,9 @@ class PayloadReader:
         for start, end in pieces(row_bytes([messages.column("payload")], len(messages)), PARSED_BYTES):
             yield from self._parsed_rows(self._parser, messages.slice(start, end - start))
 
-    def _parsed_rows(
-        self, parser: Union[RowParser, TopicParsers], messages: pa.RecordBatch
-    ) -> Iterator[pa.RecordBatch]:
+    def _parsed_rows(self, parser: Union[RowParser, TopicParsers], messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         payloads = messages.column("payload")
-        parsed = (parser.parse(messages.column("topic"), payloads) if isinstance(parser, TopicParsers)
-                  else parser.parse(payloads))
+        parsed = parser.parse(messages.column("topic"), payloads) if isinstance(parser, TopicParsers) else parser.parse(payloads)
         given, made = self._message_columns(messages), self._payload_columns(payloads, parsed)
         if parsed.payloads is None:
             yield self._batch({**given, **made})
@@ -112,8 +107,12 @@ class PayloadReader:
         sizes = row_bytes(given.values(), len(messages))[parsed.payloads.to_numpy()]
         for start, end in pieces(sizes, ROWS_BYTES):
             places = parsed.payloads.slice(start, end - start)
-            yield self._batch({**{name: column.take(places) for name, column in given.items()},
-                               **{name: column.slice(start, end - start) for name, column in made.items()}})
+            yield self._batch(
+                {
+                    **{name: column.take(places) for name, column in given.items()},
+                    **{name: column.slice(start, end - start) for name, column in made.items()},
+                }
+            )
 
     def _batch(self, columns: dict[str, pa.Array]) -> pa.RecordBatch:
         return pa.RecordBatch.from_arrays([columns[field.name] for field in self.schema], schema=self.schema)
@@ -146,8 +145,7 @@ def _checked_parser(schema: pa.Schema, options: PayloadOptions) -> Union[RowPars
         raise PayloadSchemaError("the column 'extra' is for JSON only")
     if options.format == "json" and is_variant(kind) and not extra:
         return VariantParser(options.explode)
-    if options.format != "number" and (not pa.types.is_struct(kind) or not kind.num_fields or is_variant(kind)
-                                       or is_geospatial(kind)):
+    if options.format != "number" and (not pa.types.is_struct(kind) or not kind.num_fields or is_variant(kind) or is_geospatial(kind)):
         raise PayloadSchemaError(f"column 'value' must be a struct for {_NAMES[options.format]}, not {type_name(kind)}")
     return _topic_parsers(kind, options) if options.format == TOPICS else _parser(kind, options, extra)
 
@@ -193,8 +191,7 @@ def _parser(kind: pa.DataType, options: PayloadOptions, extra: bool) -> RowParse
     for field in fields:
         unread = _unread(field, options.format)
         if unread is not None:
-            raise PayloadSchemaError(
-                f"field {unread[0]!r} of 'value' cannot be {type_name(unread[1])} in {_NAMES[options.format]}")
+            raise PayloadSchemaError(f"field {unread[0]!r} of 'value' cannot be {type_name(unread[1])} in {_NAMES[options.format]}")
     if options.format == "number":
         return _number_parser(kind)
     if options.format == "sparkplug":
@@ -243,8 +240,7 @@ def _sparkplug_parser(kind: pa.StructType) -> SparkplugParser:
         field = kind.field(number)
         if sparkplug.FIELDS.get(field.name) != field.type:
             known = ", ".join(f"{name} {type_name(type)}" for name, type in sparkplug.FIELDS.items())
-            raise PayloadSchemaError(
-                f"field {field.name!r} {type_name(field.type)} of 'value' is none of Sparkplug's {known}")
+            raise PayloadSchemaError(f"field {field.name!r} {type_name(field.type)} of 'value' is none of Sparkplug's {known}")
     return SparkplugParser(kind)
 
 
@@ -269,8 +265,7 @@ def _level_columns(pattern: TopicPattern, topics: pa.Array) -> dict[str, pa.Arra
 def _without_extra(values: pa.Array, kind: pa.DataType) -> tuple[pa.Array, pa.Array]:
     """Split off `EXTRA`, the last field of ``values``."""
     *fields, extra = values.flatten()
-    bare = pa.StructArray.from_arrays(
-        fields, fields=[kind.field(number) for number in range(kind.num_fields)], mask=values.is_null())
+    bare = pa.StructArray.from_arrays(fields, fields=[kind.field(number) for number in range(kind.num_fields)], mask=values.is_null())
     return bare, extra
 
 

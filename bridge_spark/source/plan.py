@@ -92,9 +92,7 @@ class Planner:
                 work_left, rows_left = work_left - share, rows_left - rows
         return tasks
 
-    def _segments(
-        self, manifest: Manifest, start: Offsets, end: Offsets, predicate: Predicate
-    ) -> Iterator[tuple[int, Segment, int, int]]:
+    def _segments(self, manifest: Manifest, start: Offsets, end: Offsets, predicate: Predicate) -> Iterator[tuple[int, Segment, int, int]]:
         """The segments that may hold matching rows: partition, segment, first and end offset to read."""
         for partition in filter(predicate.partition.contains, sorted(end)):
             state = manifest[partition]
@@ -108,9 +106,7 @@ class Planner:
                         continue
                 yield partition, segment, first, last
 
-    def _cuts(
-        self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]
-    ) -> list[int]:
+    def _cuts(self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]) -> list[int]:
         """The offsets, from ``first`` to ``last``, that divide the segment into pieces."""
         rows = last - first
         if max_rows is not None and rows > pieces * max_rows:
@@ -132,8 +128,15 @@ class Planner:
         return begin if offset - begin <= distance else offset
 
     def _slice(self, partition: int, segment: Segment, start: int, end: int) -> Slice:
-        return Slice(partition, segment.file, self._position(partition, segment, start),
-                     self._end_position(partition, segment, end), start, end, segment.size)
+        return Slice(
+            partition,
+            segment.file,
+            self._position(partition, segment, start),
+            self._end_position(partition, segment, end),
+            start,
+            end,
+            segment.size,
+        )
 
     def _position(self, partition: int, segment: Segment, offset: int) -> int:
         if offset == segment.first_offset:

@@ -41,8 +41,9 @@ from bridge_spark.source.row_parser import PORTION, BadPayload, Parsed, Refused,
 from bridge_spark.source.schema_files import UnusableSchema
 from bridge_spark.source.spark_types import type_name
 
-_WRAPPERS = frozenset(f"google.protobuf.{name}Value" for name in (
-    "Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes"))
+_WRAPPERS = frozenset(
+    f"google.protobuf.{name}Value" for name in ("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes")
+)
 _TIMESTAMP, _DURATION = "google.protobuf.Timestamp", "google.protobuf.Duration"
 _MOST_SECONDS = 315_576_000_000
 """Of a Duration, in both directions."""
@@ -191,8 +192,7 @@ class _Reader:
             raise _BadRow(row, "no message index after the schema id")
         path = _encoded_path(numbers)
         if path != self._path:
-            raise _BadRow(row, f"message {self._paths[path]!r}, not {self._name!r}" if path in self._paths
-                          else "an unknown message index")
+            raise _BadRow(row, f"message {self._paths[path]!r}, not {self._name!r}" if path in self._paths else "an unknown message index")
         return payload[position:]
 
     def values(self, payloads: list[bytes], messages: list[bytes]) -> pa.Array:
@@ -275,9 +275,12 @@ class _Plan:
         if name == "string" and types.is_string(kind):
             return lambda values: _texts(values, where)
         fits = (
-            types.is_float32(kind) or types.is_float64(kind) if name == "float"
-            else types.is_float64(kind) if name == "double"
-            else types.is_boolean(kind) if name == "bool"
+            types.is_float32(kind) or types.is_float64(kind)
+            if name == "float"
+            else types.is_float64(kind)
+            if name == "double"
+            else types.is_boolean(kind)
+            if name == "bool"
             else types.is_binary(kind) and name == "bytes"
         )
         if not fits:
@@ -288,8 +291,9 @@ class _Plan:
         types = pa.types
         if types.is_timestamp(kind) and kind.tz is not None:
             if self._timestamps is None:
-                raise UnusableSchema(f"field {where!r} is {_kind_name(found)}, which fills {type_name(kind)} only with the option "
-                                     f"'payloadTimestamps'")
+                raise UnusableSchema(
+                    f"field {where!r} is {_kind_name(found)}, which fills {type_name(kind)} only with the option 'payloadTimestamps'"
+                )
             return _Instants(UNITS[self._timestamps], kind, signed, where)
         digits = {32: 10, 64: 19 if signed else 20}[bits]
         decimal = types.is_decimal128(kind) and kind.scale >= 0 and kind.precision - kind.scale >= digits
@@ -391,8 +395,11 @@ class _Entries:
             raise _BadRow(row, f"field '{self._where}' is not UTF-8") from None
         offsets = _offsets(sorted_keys)
         return pa.MapArray.from_arrays(
-            pa.array(offsets, pa.int32()), _in_rows(offsets, self._keys, list(chain.from_iterable(sorted_keys))),
-            _in_rows(offsets, self._items, items), type=self._kind)
+            pa.array(offsets, pa.int32()),
+            _in_rows(offsets, self._keys, list(chain.from_iterable(sorted_keys))),
+            _in_rows(offsets, self._items, items),
+            type=self._kind,
+        )
 
 
 def _offsets(parts: Iterable[Sequence[Any]]) -> list[int]:
@@ -453,8 +460,11 @@ class _JsonTexts:
         texts: list[Optional[str]] = []
         for row, value in enumerate(values):
             try:
-                texts.append(None if value is None else MessageToJson(
-                    value, preserving_proto_field_name=True, indent=None, sort_keys=True, descriptor_pool=self._pool))
+                texts.append(
+                    None
+                    if value is None
+                    else MessageToJson(value, preserving_proto_field_name=True, indent=None, sort_keys=True, descriptor_pool=self._pool)
+                )
             except Exception:  # also TypeError for an Any of an unknown type, ValueError for times out of range
                 raise _BadRow(row, f"field '{self._where}' has no JSON text") from None
         return _texts(texts, self._where)
@@ -528,8 +538,7 @@ def _check_range(numbers: pa.Array, least: int, most: int, reason: str) -> None:
         return
     extremes = pc.min_max(numbers)
     if extremes["min"].as_py() < least or extremes["max"].as_py() > most:
-        row = next(row for row, number in enumerate(numbers.to_pylist())
-                   if number is not None and not least <= number <= most)
+        row = next(row for row, number in enumerate(numbers.to_pylist()) if number is not None and not least <= number <= most)
         raise _BadRow(row, reason)
 
 
@@ -545,8 +554,16 @@ def _texts(values: list[Any], where: str) -> pa.Array:
 # -- descriptors --------------------------------------------------------------
 
 _WHOLE = {
-    "int32": (32, True), "sint32": (32, True), "sfixed32": (32, True), "uint32": (32, False), "fixed32": (32, False),
-    "int64": (64, True), "sint64": (64, True), "sfixed64": (64, True), "uint64": (64, False), "fixed64": (64, False),
+    "int32": (32, True),
+    "sint32": (32, True),
+    "sfixed32": (32, True),
+    "uint32": (32, False),
+    "fixed32": (32, False),
+    "int64": (64, True),
+    "sint64": (64, True),
+    "sfixed64": (64, True),
+    "uint64": (64, False),
+    "fixed64": (64, False),
 }
 """Bits, and whether there is a sign."""
 
@@ -571,8 +588,9 @@ def _has_required(descriptor: Any, seen: set[str]) -> bool:
     if descriptor.full_name in seen:
         return False
     seen.add(descriptor.full_name)
-    return any(field.is_required or (field.message_type is not None and _has_required(field.message_type, seen))
-               for field in descriptor.fields)
+    return any(
+        field.is_required or (field.message_type is not None and _has_required(field.message_type, seen)) for field in descriptor.fields
+    )
 
 
 def _unfit(found: Any, kind: pa.DataType, where: str) -> UnusableSchema:

@@ -101,16 +101,14 @@ def message_types(data: bytes) -> tuple[Any, dict[str, dict[str, tuple[int, ...]
     except DecodeError:
         parsed = None
     if parsed is None or not any(file.message_type for file in parsed.file):
-        raise UnusableSchema(
-            "not a descriptor file with messages, as protoc --descriptor_set_out --include_imports writes it")
+        raise UnusableSchema("not a descriptor file with messages, as protoc --descriptor_set_out --include_imports writes it")
     names = {file.name for file in parsed.file}
     pool = DescriptorPool()
     files: dict[str, dict[str, tuple[int, ...]]] = {}
     for file in parsed.file:
         for needed in file.dependency:
             if needed not in names:
-                raise UnusableSchema(f"{needed!r} is missing, which {file.name!r} imports: run protoc with "
-                                     "--include_imports")
+                raise UnusableSchema(f"{needed!r} is missing, which {file.name!r} imports: run protoc with --include_imports")
         try:
             pool.AddSerializedFile(file.SerializeToString())
         except TypeError as error:

@@ -15,9 +15,7 @@ class RateLimit:
     The first batch is never delayed.  ``clock`` returns seconds.
     """
 
-    def __init__(
-        self, min_rows: Optional[int], max_delay_ms: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, min_rows: Optional[int], max_delay_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._min_rows = min_rows or 0
         self._max_delay_s = max_delay_ms / 1000
         self._clock = clock

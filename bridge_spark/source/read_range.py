@@ -42,8 +42,9 @@ def starting(options: SourceOptions, storage: Storage, manifest: Manifest, defau
     name, times = _times("starting", options.starting_timestamp, options.starting_timestamps, manifest)
     for partition, offset in offsets_at(storage, manifest, times).items():
         if offset == manifest[partition].high_watermark and not options.latest_if_no_offset:
-            raise OptionError(name, f"partition {partition} has received nothing since then "
-                                    f"(startingOffsetsByTimestampStrategy=latest begins at its end)")
+            raise OptionError(
+                name, f"partition {partition} has received nothing since then (startingOffsetsByTimestampStrategy=latest begins at its end)"
+            )
         begin[partition] = offset
     return begin
 
@@ -58,14 +59,14 @@ def ending(options: SourceOptions, storage: Storage, manifest: Manifest, begin: 
     end.update(offsets_at(storage, manifest, times))
     for partition, offset in begin.items():
         if end[partition] < offset and (partition in times or options.ending_offsets is not None):
-            raise OptionError(name if partition in times else "endingOffsets",
-                              f"partition {partition} would end at {end[partition]}, before it starts at {offset}")
+            raise OptionError(
+                name if partition in times else "endingOffsets",
+                f"partition {partition} would end at {end[partition]}, before it starts at {offset}",
+            )
     return end
 
 
-def narrowed(
-    storage: Storage, manifest: Manifest, predicate: Predicate, begin: Offsets, end: Offsets
-) -> tuple[Offsets, Offsets]:
+def narrowed(storage: Storage, manifest: Manifest, predicate: Predicate, begin: Offsets, end: Offsets) -> tuple[Offsets, Offsets]:
     """The smallest range that holds every matching row."""
     low, high = dict(begin), dict(end)
     for partition in begin:

@@ -119,8 +119,7 @@ class _Rows:
                 self._waiting.append((number, None, str(bad)))
             else:
                 self._several = self._several or len(rows) != 1
-                self._waiting.extend(
-                    (number, None, str(row)) if isinstance(row, BadPayload) else (number, row, None) for row in rows)
+                self._waiting.extend((number, None, str(row)) if isinstance(row, BadPayload) else (number, row, None) for row in rows)
 
     def _flush(self) -> None:
         if self._waiting:

@@ -59,8 +59,9 @@ def read_slices(
                 yield builder.build(rows, part.partition)
         except SegmentGone:
             if fail_on_data_loss:
-                raise DataLoss([f"partition {part.partition}: retention has removed offsets of the range "
-                                f"{part.start_offset} to {part.end_offset - 1}"]) from None
+                raise DataLoss(
+                    [f"partition {part.partition}: retention has removed offsets of the range {part.start_offset} to {part.end_offset - 1}"]
+                ) from None
         except PropertyError as error:
             raise StreamError(f"mqtt source: {storage.describe(part.partition, part.file)}: {error}") from None
 
@@ -88,9 +89,7 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return pa.concat_batches(batches)
 
 
-def _stored_rows(
-    storage: Storage, part: Slice, builder: ColumnBuilder, fail_on_data_loss: bool
-) -> Iterator[pa.RecordBatch]:
+def _stored_rows(storage: Storage, part: Slice, builder: ColumnBuilder, fail_on_data_loss: bool) -> Iterator[pa.RecordBatch]:
     waiting = [part]
     lookups = 0
     while waiting:
@@ -140,8 +139,9 @@ def _log_rows(storage: Storage, part: Slice, builder: ColumnBuilder) -> Iterator
         try:
             columns = decode_columns(data, batch)
         except SegmentError as error:
-            raise CorruptSegment(storage.describe(part.partition, part.file), part, batch.first_offset, error.reason,
-                                 part.position, batch.end_offset) from None
+            raise CorruptSegment(
+                storage.describe(part.partition, part.file), part, batch.first_offset, error.reason, part.position, batch.end_offset
+            ) from None
         rows = builder.view_batch(pa.py_buffer(data), batch, columns, part.start_offset, part.end_offset)
         yield batch.first_offset, batch.end_offset, rows
 
@@ -155,14 +155,22 @@ def _sealed_rows(storage: Storage, part: Slice, builder: ColumnBuilder) -> Itera
             raise CorruptBatch(part.file_size, f"the segment begins with offset {file.footer.first_offset}")
         yield from file.rows(builder.stored_columns, part.start_offset, part.end_offset, builder.predicate)
         if file.footer.end_offset < part.end_offset:
-            raise CorruptSegment(storage.describe(part.partition, part.file), part,
-                                 max(file.footer.end_offset, part.start_offset), "the segment ends here",
-                                 part.file_size, part.end_offset)
+            raise CorruptSegment(
+                storage.describe(part.partition, part.file),
+                part,
+                max(file.footer.end_offset, part.start_offset),
+                "the segment ends here",
+                part.file_size,
+                part.end_offset,
+            )
     except SegmentError as error:
-        first, after = next(((group.first_offset, group.end_offset) for group in groups
-                             if group.position == error.position), (part.start_offset, part.end_offset))
-        raise CorruptSegment(storage.describe(part.partition, part.file), part, max(first, part.start_offset),
-                             error.reason, error.position, after) from None
+        first, after = next(
+            ((group.first_offset, group.end_offset) for group in groups if group.position == error.position),
+            (part.start_offset, part.end_offset),
+        )
+        raise CorruptSegment(
+            storage.describe(part.partition, part.file), part, max(first, part.start_offset), error.reason, error.position, after
+        ) from None
 
 
 def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:

@@ -28,8 +28,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 to_arrow_schema(StructType([part]), timezone="UTC")
             except PySparkTypeError:
                 where = f"column {field.name!r}" if part is field else f"field {part.name!r} of {field.name!r}"
-                raise UnusableType(f"{where} cannot be {part.dataType.simpleString()}, which no payload format is read "
-                                   f"to") from None
+                raise UnusableType(f"{where} cannot be {part.dataType.simpleString()}, which no payload format is read to") from None
     return to_arrow_schema(schema, timezone="UTC")
 
 
@@ -44,9 +43,7 @@ def type_name(kind: pa.DataType) -> str:
         return str(kind)
 
 
-def first_unread(
-    kind: pa.DataType, where: str, is_read: Callable[[pa.DataType], bool]
-) -> Optional[tuple[str, pa.DataType]]:
+def first_unread(kind: pa.DataType, where: str, is_read: Callable[[pa.DataType], bool]) -> Optional[tuple[str, pa.DataType]]:
     """The path and type of the first type within ``kind`` that is not read; ``where`` is the path to ``kind``.
 
     ``is_read`` is asked about types that contain no other, and about maps.

@@ -30,8 +30,13 @@ from bridge_spark.source.row_parser import BadPayload, RowParser
 
 _VARINT, _FIXED64, _BYTES, _GROUP, _END, _FIXED32 = 0, 1, 2, 3, 4, 5
 _PAYLOAD_FIELDS = {1: _VARINT, 2: _BYTES, 3: _VARINT}
-_METRIC_FIELDS = {1: _BYTES, **dict.fromkeys((2, 3, 4, 5, 6, 7, 10, 11, 14), _VARINT), 12: _FIXED32, 13: _FIXED64,
-                  **dict.fromkeys((15, 16, 17, 18, 19), _BYTES)}
+_METRIC_FIELDS = {
+    1: _BYTES,
+    **dict.fromkeys((2, 3, 4, 5, 6, 7, 10, 11, 14), _VARINT),
+    12: _FIXED32,
+    13: _FIXED64,
+    **dict.fromkeys((15, 16, 17, 18, 19), _BYTES),
+}
 """The wire types of the fields that are read."""
 _MAX_DEPTH = 100
 """Of groups within each other, as Protobuf's own parsers have it."""
@@ -40,19 +45,58 @@ _MAX_REASONS = 10
 _SIGNED_BITS = {1: 8, 2: 16, 3: 32, 4: 64}
 _UNSIGNED_BITS = {5: 8, 6: 16, 7: 32, 8: 64}
 _TYPES = {
-    1: "Int8", 2: "Int16", 3: "Int32", 4: "Int64", 5: "UInt8", 6: "UInt16", 7: "UInt32", 8: "UInt64", 9: "Float",
-    10: "Double", 11: "Boolean", 12: "String", 13: "DateTime", 14: "Text", 15: "UUID", 16: "DataSet", 17: "Bytes",
-    18: "File", 19: "Template", 20: "PropertySet", 21: "PropertySetList", 22: "Int8Array", 23: "Int16Array",
-    24: "Int32Array", 25: "Int64Array", 26: "UInt8Array", 27: "UInt16Array", 28: "UInt32Array", 29: "UInt64Array",
-    30: "FloatArray", 31: "DoubleArray", 32: "BooleanArray", 33: "StringArray", 34: "DateTimeArray",
+    1: "Int8",
+    2: "Int16",
+    3: "Int32",
+    4: "Int64",
+    5: "UInt8",
+    6: "UInt16",
+    7: "UInt32",
+    8: "UInt64",
+    9: "Float",
+    10: "Double",
+    11: "Boolean",
+    12: "String",
+    13: "DateTime",
+    14: "Text",
+    15: "UUID",
+    16: "DataSet",
+    17: "Bytes",
+    18: "File",
+    19: "Template",
+    20: "PropertySet",
+    21: "PropertySetList",
+    22: "Int8Array",
+    23: "Int16Array",
+    24: "Int32Array",
+    25: "Int64Array",
+    26: "UInt8Array",
+    27: "UInt16Array",
+    28: "UInt32Array",
+    29: "UInt64Array",
+    30: "FloatArray",
+    31: "DoubleArray",
+    32: "BooleanArray",
+    33: "StringArray",
+    34: "DateTimeArray",
 }
 _TEXTS = (12, 14, 15)
 _TIME = pa.timestamp("us", "UTC")
 FIELDS = {
-    "name": pa.string(), "alias": pa.int64(), "timestamp": _TIME, "datatype": pa.string(), "long": pa.int64(),
-    "double": pa.float64(), "boolean": pa.bool_(), "string": pa.string(), "binary": pa.binary(),
-    "is_null": pa.bool_(), "is_historical": pa.bool_(), "is_transient": pa.bool_(),
-    "seq": pa.int64(), "payload_timestamp": _TIME,
+    "name": pa.string(),
+    "alias": pa.int64(),
+    "timestamp": _TIME,
+    "datatype": pa.string(),
+    "long": pa.int64(),
+    "double": pa.float64(),
+    "boolean": pa.bool_(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "is_null": pa.bool_(),
+    "is_historical": pa.bool_(),
+    "is_transient": pa.bool_(),
+    "seq": pa.int64(),
+    "payload_timestamp": _TIME,
 }
 """All fields; ``seq`` and ``payload_timestamp`` belong to the payload, the others to the metric."""
 
@@ -66,8 +110,7 @@ class SparkplugParser(RowParser):
     def __init__(self, type: pa.StructType) -> None:
         self.type = type
         self._names = [type.field(number).name for number in range(type.num_fields)]
-        self._required = [type.field(number).name for number in range(type.num_fields)
-                          if not type.field(number).nullable]
+        self._required = [type.field(number).name for number in range(type.num_fields) if not type.field(number).nullable]
 
     def one(self, payload: bytes) -> list[Any]:
         if not payload:
@@ -184,7 +227,7 @@ def _fields(data: bytes, wanted: Mapping[int, int], name: str) -> Iterator[tuple
                 length, position = _varint(data, position, malformed)
             else:
                 length = {_FIXED64: 8, _FIXED32: 4}.get(wire, -1)
-            value = data[position:position + length]
+            value = data[position : position + length]
             if not 0 <= length == len(value):
                 raise malformed
             position += length

@@ -16,8 +16,7 @@ RETAINED_SELECTION = ("filter",)
 SESSIONS_SELECTION = ("prefix", "contains", "username", "connected", "listener", "address")
 """Options that select rows: the parameters of the HTTP API."""
 
-_COMMON = ("url", "schema", "token", "tokenFile", "caFile", "fetch.numRetries", "fetch.retryIntervalMs",
-           "fetch.timeoutMs")
+_COMMON = ("url", "schema", "token", "tokenFile", "caFile", "fetch.numRetries", "fetch.retryIntervalMs", "fetch.timeoutMs")
 _KAFKA_NAMES = {"kafka.bootstrap.servers": "url", "kafka.ssl.truststore.location": "caFile"}
 
 
@@ -41,14 +40,14 @@ class StateOptions:
         retries = self.fetch_retries
         if retries is None:
             retries = PATIENT_RETRIES if patient else RETRIES
-        return HttpClient(self.url, self.token, self.ca_file, retries, self.fetch_retry_interval_ms / 1000,
-                          self.request_timeout_ms / 1000)
+        return HttpClient(self.url, self.token, self.ca_file, retries, self.fetch_retry_interval_ms / 1000, self.request_timeout_ms / 1000)
 
 
 def parse_state_options(options: Mapping[str, str], source: str, more: tuple[str, ...]) -> StateOptions:
     """Check Spark's option map for a source with ``more`` options than the common ones; raises `OptionError`."""
-    names = values.OptionNames((*_COMMON, *more), SPARK_INTERNAL, _KAFKA_NAMES,
-                               "the closest to this option of the Kafka source", f"the options of {source}")
+    names = values.OptionNames(
+        (*_COMMON, *more), SPARK_INTERNAL, _KAFKA_NAMES, "the closest to this option of the Kafka source", f"the options of {source}"
+    )
     given = names.given(options)
     url = values.url(given, "url")
     if url is None:
@@ -59,8 +58,11 @@ def parse_state_options(options: Mapping[str, str], source: str, more: tuple[str
     retries = values.count(given, "fetch.numRetries", 0) if "fetch.numRetries" in given else None
     return StateOptions(
         url=url,
-        selection={name: given[name].strip().lower() if name == "connected" else given[name]
-                   for name in (*RETAINED_SELECTION, *SESSIONS_SELECTION) if name in given},
+        selection={
+            name: given[name].strip().lower() if name == "connected" else given[name]
+            for name in (*RETAINED_SELECTION, *SESSIONS_SELECTION)
+            if name in given
+        },
         schema=given.get("schema"),
         include_user_properties=values.boolean(given, "includeUserProperties", False),
         token=token_of(given),

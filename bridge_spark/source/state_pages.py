@@ -31,8 +31,9 @@ def check_access(client: HttpClient) -> None:
 def state_error(client: HttpClient, error: HttpError) -> StreamError:
     """The line for a failed request."""
     if isinstance(error, NotFound):
-        return StreamError(f"mqtt source: {client.url} has no {API}: the broker is older than this source, or it is not "
-                           f"the broker's HTTP address")
+        return StreamError(
+            f"mqtt source: {client.url} has no {API}: the broker is older than this source, or it is not the broker's HTTP address"
+        )
     return StreamError(f"mqtt source: {error}")
 
 
@@ -86,5 +87,7 @@ class StatePages:
                 with pa.ipc.open_stream(file) as reader:
                     yield from reader
                 return
-        raise StreamError(f"mqtt source: {self._client.url}{self._path} lost the place in its list {MAX_STARTS} times: "
-                          f"the broker restarts, or too many lists are read at once")
+        raise StreamError(
+            f"mqtt source: {self._client.url}{self._path} lost the place in its list {MAX_STARTS} times: "
+            f"the broker restarts, or too many lists are read at once"
+        )

@@ -78,7 +78,8 @@ class Manifest(dict[int, PartitionState]):
     """The states of the partitions by number, and the ``incarnation`` of the stream."""
 
     def __init__(
-        self, partitions: Mapping[int, PartitionState] | Iterable[tuple[int, PartitionState]] = (),
+        self,
+        partitions: Mapping[int, PartitionState] | Iterable[tuple[int, PartitionState]] = (),
         incarnation: Incarnation = UNKNOWN,
     ) -> None:
         super().__init__(partitions)
@@ -129,9 +130,7 @@ class Storage(Protocol):
         """Close open connections; a later call opens them again."""
 
 
-def segments_between(
-    storage: Storage, partition: int, state: PartitionState, start: int, end: int
-) -> Iterator[tuple[Segment, int, int]]:
+def segments_between(storage: Storage, partition: int, state: PartitionState, start: int, end: int) -> Iterator[tuple[Segment, int, int]]:
     """The segments that hold the offsets from ``start`` up to ``end``: each offset once, in order.
 
     Yields each with the first and end offset to read of it.  Where both have it, that of the data directory.
@@ -158,8 +157,11 @@ def _missing(start: int, end: int) -> Segment:
 
 def usable_index(data: bytes, segment: Segment) -> list[IndexEntry]:
     """The index entries that lie inside the segment's committed part."""
-    return [entry for entry in decode_index(data)
-            if segment.first_offset <= entry.first_offset < segment.end_offset and entry.position < segment.size]
+    return [
+        entry
+        for entry in decode_index(data)
+        if segment.first_offset <= entry.first_offset < segment.end_offset and entry.position < segment.size
+    ]
 
 
 def sealed_index(storage: Storage, partition: int, segment: Segment) -> list[IndexEntry]:
@@ -184,8 +186,7 @@ def segment_times(storage: Storage, partition: int, segment: Segment) -> tuple[O
         groups = read_footer(partial(storage.read, partition, segment.file), segment.size).groups
     except (SegmentGone, SegmentError):
         return None, None
-    return (min((group.first_timestamp for group in groups), default=None),
-            max((group.last_timestamp for group in groups), default=None))
+    return (min((group.first_timestamp for group in groups), default=None), max((group.last_timestamp for group in groups), default=None))
 
 
 def index_file(segment_file: str) -> str:
@@ -218,11 +219,13 @@ def parse_manifest(document: Any, where: str) -> Manifest:
             ]
             archive = partition.get("archive")
             manifest[int(partition["partition"])] = PartitionState(
-                int(partition["log_start_offset"]), int(partition["high_watermark"]),
+                int(partition["log_start_offset"]),
+                int(partition["high_watermark"]),
                 tuple(sorted(segments, key=lambda segment: segment.first_offset)),
                 None if archive is None else Archive(int(archive["segments"]), int(archive["bytes"])),
             )
         return manifest
     except (KeyError, TypeError, ValueError) as error:
-        raise StreamError(f"mqtt source: {where} did not answer with a stream's manifest ({error!r}): "
-                          f"is it a broker of another version?") from None
+        raise StreamError(
+            f"mqtt source: {where} did not answer with a stream's manifest ({error!r}): is it a broker of another version?"
+        ) from None

@@ -72,8 +72,7 @@ class CsvParser(RowParser):
         records = pc.split_pattern(texts, self._delimiter)
         if not pc.all(pc.equal(pc.list_value_length(records), self._count)).as_py():
             raise Refused
-        columns = [self._column(pc.list_element(records, place), field)
-                   for place, field in zip(self._places, self._fields)]
+        columns = [self._column(pc.list_element(records, place), field) for place, field in zip(self._places, self._fields)]
         return pa.StructArray.from_arrays(columns, fields=self._fields)
 
     def _row(self, record: list[str]) -> dict[str, Any]:

@@ -61,8 +61,15 @@ def _search(storage: Storage, partition: int, state: PartitionState, timestamp: 
         index = storage.index(partition, segment)
         number = bisect_left(index, timestamp, key=lambda entry: entry.timestamp)
         start = index[number - 1] if number else None
-        part = Slice(partition, segment.file, start.position if start else 0, segment.size,
-                     start.first_offset if start else segment.first_offset, segment.end_offset, segment.size)
+        part = Slice(
+            partition,
+            segment.file,
+            start.position if start else 0,
+            segment.size,
+            start.first_offset if start else segment.first_offset,
+            segment.end_offset,
+            segment.size,
+        )
         for data, batch in log_batches(storage, part):
             for offset, received in enumerate(timestamps(data, batch), batch.first_offset):
                 if received >= timestamp and offset >= state.log_start:

@@ -36,7 +36,7 @@ class TopicPattern:
         parts = topic.split("/")
         found: list[Optional[str]] = [parts[number] for _, number in self.levels]
         if self.rest is not None:
-            found.append("/".join(parts[self.rest[1]:]) if len(parts) > self.rest[1] else None)
+            found.append("/".join(parts[self.rest[1] :]) if len(parts) > self.rest[1] else None)
         return found
 
 

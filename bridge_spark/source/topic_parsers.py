@@ -45,7 +45,8 @@ class TopicParsers:
         return Parsed(
             pa.concat_arrays([parsed.values for parsed in found]).take(order),
             pa.concat_arrays([parsed.reasons for parsed in found]).take(order),
-            pa.array(np.sort(origin), pa.int32()) if several else None)
+            pa.array(np.sort(origin), pa.int32()) if several else None,
+        )
 
     def _number(self, topic: str) -> int:
         """The index of the parser, -1 if there is none."""
@@ -61,7 +62,6 @@ class TopicParsers:
         kind = parsed.values.type
         columns = dict(zip([kind.field(place).name for place in range(kind.num_fields)], parsed.values.flatten()))
         fields = [self.type.field(place) for place in range(self.type.num_fields)]
-        arrays = [columns[field.name] if field.name in columns else pa.nulls(len(parsed.values), field.type)
-                  for field in fields]
+        arrays = [columns[field.name] if field.name in columns else pa.nulls(len(parsed.values), field.type) for field in fields]
         values = pa.StructArray.from_arrays(arrays, fields=fields, mask=parsed.reasons.is_valid())
         return parsed._replace(values=values)

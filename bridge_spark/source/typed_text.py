@@ -54,8 +54,14 @@ def is_supported(kind: pa.DataType) -> bool:
     """Whether a string can be parsed to this type."""
     types = pa.types
     return bool(
-        types.is_signed_integer(kind) or types.is_float32(kind) or types.is_float64(kind) or types.is_boolean(kind)
-        or types.is_string(kind) or types.is_binary(kind) or types.is_date32(kind) or types.is_timestamp(kind)
+        types.is_signed_integer(kind)
+        or types.is_float32(kind)
+        or types.is_float64(kind)
+        or types.is_boolean(kind)
+        or types.is_string(kind)
+        or types.is_binary(kind)
+        or types.is_date32(kind)
+        or types.is_timestamp(kind)
         or types.is_decimal128(kind)
     )
 
@@ -116,8 +122,7 @@ def decimal(text: str, kind: pa.DataType) -> Decimal:
     if not _NUMBER.fullmatch(text):
         raise BadPayload("is not a number")
     try:
-        return Context(prec=kind.precision, traps=[Inexact, InvalidOperation]).quantize(
-            Decimal(text), Decimal(1).scaleb(-kind.scale))
+        return Context(prec=kind.precision, traps=[Inexact, InvalidOperation]).quantize(Decimal(text), Decimal(1).scaleb(-kind.scale))
     except (InvalidOperation, Inexact):
         raise BadPayload(f"does not fit decimal({kind.precision},{kind.scale})") from None
 

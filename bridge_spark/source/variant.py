@@ -17,8 +17,7 @@ from bridge_spark.source.row_parser import BadPayload
 
 MAX_BYTES = (1 << 24) - 1
 """Of a variant's value, and of its metadata: what offsets of three bytes can express, which each Spark reads."""
-TYPE = pa.struct([
-    pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, metadata={b"variant": b"true"})])
+TYPE = pa.struct([pa.field("value", pa.binary(), False), pa.field("metadata", pa.binary(), False, metadata={b"variant": b"true"})])
 """The Arrow type that Spark exchanges for a variant."""
 
 _NULL, _TRUE, _FALSE = b"\x00", b"\x04", b"\x08"
@@ -84,9 +83,15 @@ def _object(members: JsonObject, ids: dict[str, int]) -> bytes:
     wide = len(names) > 0xFF
     id_width, width = _width(max(map(ids.__getitem__, names), default=0)), _width(end)
     header = bytes([wide << 6 | id_width - 1 << 4 | width - 1 << 2 | 2]) + len(names).to_bytes(4 if wide else 1, "little")
-    return b"".join([
-        header, *(ids[name].to_bytes(id_width, "little") for name in names),
-        *(places[name].to_bytes(width, "little") for name in names), end.to_bytes(width, "little"), *items])
+    return b"".join(
+        [
+            header,
+            *(ids[name].to_bytes(id_width, "little") for name in names),
+            *(places[name].to_bytes(width, "little") for name in names),
+            end.to_bytes(width, "little"),
+            *items,
+        ]
+    )
 
 
 def _order(name: str) -> bytes:

@@ -116,7 +116,7 @@ class _Parser:
         while position < end:
             match: Optional[re.Match[str]] = _TOKEN.match(text, position)
             if match is None:
-                raise self._error(f"cannot read {text[position:position + 20].strip()!r}")
+                raise self._error(f"cannot read {text[position : position + 20].strip()!r}")
             tokens.append(next(group for group in match.groups() if group is not None))
             position = match.end()
         return tokens

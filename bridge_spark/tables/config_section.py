@@ -66,8 +66,7 @@ class Section:
 
     def texts(self) -> dict[str, str]:
         """All values as text, for options of Spark."""
-        return {key: str(value).lower() if isinstance(value, bool) else str(value)
-                for key, value in self.values.items()}
+        return {key: str(value).lower() if isinstance(value, bool) else str(value) for key, value in self.values.items()}
 
     def secrets(self) -> dict[str, str]:
         """All values as text, for options of a library: nested tables with dots between their keys.

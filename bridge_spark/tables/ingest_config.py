@@ -24,8 +24,19 @@ FORMATS = ("json", "csv", "number", "sparkplug", "avro", "protobuf", "topics", "
 EXTRA_FIELDS = ("ignore", "map", "add")
 TABLE_FORMATS = ("parquet", "delta", "iceberg")
 MESSAGE_COLUMNS = (
-    "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
-    "response_topic", "correlation_data", "user_properties", "stream",
+    "topic",
+    "payload",
+    "qos",
+    "retain",
+    "partition",
+    "offset",
+    "timestamp",
+    "client_id",
+    "content_type",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "stream",
 )
 DEFAULT_COLUMNS = ["topic", "partition", "offset", "timestamp as received"]
 MERGE_FILES = 200  # default of `compact_after`
@@ -42,7 +53,7 @@ _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _DEFAULT_SCHEMA = {
     "number": "value double not null",
     "sparkplug": "name string, alias long, timestamp timestamp, datatype string, long long, double double, "
-                 "boolean boolean, string string, seq long",
+    "boolean boolean, string string, seq long",
     "raw": "",
 }
 _SPARK_PARSES = ("json", "csv")
@@ -278,16 +289,22 @@ class _TablePlace:
         text = section.text(key, default)
         if self.table_format == "iceberg":
             if _IN_CATALOG.fullmatch(text) is None:
-                raise section.error(key, f"{text!r} is not the name of a table in the catalog, like sensors.readings: "
-                                         f"directory or URL come from 'warehouse' in [catalog]")
+                raise section.error(
+                    key,
+                    f"{text!r} is not the name of a table in the catalog, like sensors.readings: "
+                    f"directory or URL come from 'warehouse' in [catalog]",
+                )
             return text
         if not is_url(text):
             return str(Path(text).absolute())
         if ":" in urlsplit(text).netloc.rpartition("@")[0]:
             raise section.error(key, "must not have credentials: give them in [storage]")
         if self.table_format == "parquet":
-            raise section.error(key, f"{text!r} is a URL: Parquet tables are published by renaming directories, which "
-                                     f"object storage does not have; use table_format = \"delta\" or \"iceberg\"")
+            raise section.error(
+                key,
+                f"{text!r} is a URL: Parquet tables are published by renaming directories, which "
+                f'object storage does not have; use table_format = "delta" or "iceberg"',
+            )
         return text.rstrip("/")
 
     def checkpoint(self, output: str, default: Optional[str] = None, section: Optional[Section] = None) -> Path:
@@ -295,8 +312,11 @@ class _TablePlace:
         if default is None and self.table_format != "iceberg" and not is_url(output):
             default = output + ".checkpoint"
         if default is None and "checkpoint" not in section.values:
-            raise section.error("checkpoint", "is missing: give a directory on the driver's disk, as the table is in "
-                                              + ("a catalog" if self.table_format == "iceberg" else "object storage"))
+            raise section.error(
+                "checkpoint",
+                "is missing: give a directory on the driver's disk, as the table is in "
+                + ("a catalog" if self.table_format == "iceberg" else "object storage"),
+            )
         text = section.text("checkpoint", default)
         if is_url(text):
             raise section.error("checkpoint", f"{text!r} is a URL: give a directory on the driver's disk")
@@ -320,8 +340,12 @@ def _check_places(where: str, tables: Sequence[TableConfig]) -> None:
 
 
 def _source_options(section: Section, source: dict[str, str], consumer: str) -> dict[str, str]:
-    options = dict(source, stream=section.text("stream"), startingOffsets=section.text("starting_offsets", "earliest"),
-                   consumer=section.text("consumer", consumer))
+    options = dict(
+        source,
+        stream=section.text("stream"),
+        startingOffsets=section.text("starting_offsets", "earliest"),
+        consumer=section.text("consumer", consumer),
+    )
     if "filter" in section.values:
         options["filter"] = section.text("filter")
     limit = section.number("max_offsets_per_trigger")
@@ -348,7 +372,7 @@ def _payload(section: Section) -> PayloadConfig:
         raise section.error("format", f"{kind!r} is none of {', '.join(FORMATS)}")
     schema = section.text("schema", _DEFAULT_SCHEMA.get(kind))
     if kind == "raw" and schema:
-        raise section.error("schema", "has no meaning with format \"raw\"")
+        raise section.error("schema", 'has no meaning with format "raw"')
     options = Section(section.where, f"{section.name}.options", section.table("options")).texts()
     if options and kind not in _SPARK_PARSES:
         raise section.error("options", f"are those of Spark's parsers for {' and '.join(_SPARK_PARSES)}")
@@ -356,7 +380,7 @@ def _payload(section: Section) -> PayloadConfig:
     if extra not in EXTRA_FIELDS:
         raise section.error("extra_fields", f"{extra!r} is none of {', '.join(EXTRA_FIELDS)}")
     if extra != "ignore" and (kind != "json" or options):
-        raise section.error("extra_fields", "is for format \"json\" without [options]")
+        raise section.error("extra_fields", 'is for format "json" without [options]')
     levels, topic = _topic(section)
     source_options, several = _payload_options(section, kind, bool(options))
     return PayloadConfig(
@@ -401,7 +425,7 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> tuple[dict[
     if by_spark or kind == "raw":
         for key, value in given.items():
             if value is not None:
-                raise section.error(key, "has no meaning with format \"raw\" or with [options] of Spark's parser")
+                raise section.error(key, 'has no meaning with format "raw" or with [options] of Spark\'s parser')
         return {}, False
     options["payloadFormat"] = kind
     try:
@@ -422,8 +446,7 @@ def _columns(section: Section, kind: str) -> tuple[tuple[str, str], ...]:
     for item in section.list_of_texts("columns", default):
         match = _COLUMN.fullmatch(item.strip())
         if match is None or match[1] not in MESSAGE_COLUMNS:
-            raise section.error("columns", f"{item!r} is not \"COLUMN\" or \"COLUMN as NAME\" of "
-                                           f"{', '.join(MESSAGE_COLUMNS)}")
+            raise section.error("columns", f'{item!r} is not "COLUMN" or "COLUMN as NAME" of {", ".join(MESSAGE_COLUMNS)}')
         columns.append((match[1], _unquoted(match[2] or match[1])))
     if len({alias.lower() for _, alias in columns}) < len(columns):
         raise section.error("columns", "two columns have the same name")
@@ -441,8 +464,9 @@ def _fields(section: Section) -> Optional[tuple[tuple[tuple[str, ...], str], ...
     for item in section.list_of_texts("fields", []):
         match = _FIELD.fullmatch(item.strip())
         if match is None:
-            raise section.error("fields", f"{item!r} is not \"FIELD\" or \"FIELD.FIELD as NAME\"; a name with a dot is in "
-                                          f"backticks: \"`A.B` as NAME\"")
+            raise section.error(
+                "fields", f'{item!r} is not "FIELD" or "FIELD.FIELD as NAME"; a name with a dot is in backticks: "`A.B` as NAME"'
+            )
         path = tuple(_unquoted(part) for part in _PART.findall(match[1]))
         fields.append((path, path[-1] if match[2] is None else _unquoted(match[2])))
     if not fields:
@@ -465,8 +489,7 @@ def _sink(section: Section, place: _TablePlace, output: str, checkpoint: Path, s
             raise section.error("expire_after", "is less than 1 hour: readers and other writers may need the files")
     watermark = _duration(section, "watermark") if "watermark" in section.values else None
     keys = tuple(section.list_of_texts("deduplicate_by", []))
-    aggregates = tuple(_aggregate(section, name, values, place, output, checkpoint)
-                       for name, values in section.table("aggregates").items())
+    aggregates = tuple(_aggregate(section, name, values, place, output, checkpoint) for name, values in section.table("aggregates").items())
     for key, given in (("deduplicate_by", keys), ("aggregates", aggregates)):
         if given and watermark is None:
             raise section.error(key, "needs a 'watermark': how late a message may come, like \"10 minutes\"")
@@ -489,13 +512,11 @@ def _duration(section: Section, key: str) -> int:
     text = section.text(key)
     match = _DURATION.fullmatch(text)
     if match is None or int(match[1]) == 0:
-        raise section.error(key, f"{text!r} is not a time like \"30 seconds\", \"10 minutes\", \"1 hour\"")
+        raise section.error(key, f'{text!r} is not a time like "30 seconds", "10 minutes", "1 hour"')
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _aggregate(
-    table: Section, name: str, values: Any, places: _TablePlace, output: str, checkpoint: Path
-) -> AggregateConfig:
+def _aggregate(table: Section, name: str, values: Any, places: _TablePlace, output: str, checkpoint: Path) -> AggregateConfig:
     section = Section(table.where, f"{table.name}.aggregates.{name}", values)
     if not _NAME.fullmatch(name):
         raise table.error(f"aggregates.{name}", "a name consists of letters, digits, '_' and '-'")

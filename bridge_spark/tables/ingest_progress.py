@@ -83,8 +83,11 @@ class Terminal:
         seconds = max(time.monotonic() - self._started, 1e-9)
         for table in tables:
             total = table.rows + table.bad
-            self._write(f"{table.name}: {table.rows:,} rows, {table.bad:,} bad{_dropped(table)}, {table.batches} "
-                        f"batches in {seconds:.1f} s ({total / seconds:,.0f} rows/s)", "\n")
+            self._write(
+                f"{table.name}: {table.rows:,} rows, {table.bad:,} bad{_dropped(table)}, {table.batches} "
+                f"batches in {seconds:.1f} s ({total / seconds:,.0f} rows/s)",
+                "\n",
+            )
 
     def _update_rates(self, tables: list[TableProgress], passed: float) -> None:
         for table in tables:
@@ -93,11 +96,15 @@ class Terminal:
             self._last_rows[table.name] = total
 
     def _print(self, tables: list[TableProgress], end: str) -> None:
-        self._write(" | ".join(
-            f"{table.name}: {table.rows:,} rows, {self._rates.get(table.name, 0.0):,.0f} rows/s, "
-            f"lag {'?' if table.lag is None else format(table.lag, ',')} offsets"
-            f"{'' if table.lag_s is None else f' {table.lag_s:,.0f} s'}, {table.bad:,} bad{_dropped(table)}"
-            for table in tables), end)
+        self._write(
+            " | ".join(
+                f"{table.name}: {table.rows:,} rows, {self._rates.get(table.name, 0.0):,.0f} rows/s, "
+                f"lag {'?' if table.lag is None else format(table.lag, ',')} offsets"
+                f"{'' if table.lag_s is None else f' {table.lag_s:,.0f} s'}, {table.bad:,} bad{_dropped(table)}"
+                for table in tables
+            ),
+            end,
+        )
 
     def _write(self, text: str, end: str) -> None:
         clear = "\x1b[K" if self._tty else ""
@@ -106,8 +113,7 @@ class Terminal:
 
 
 def _dropped(table: TableProgress) -> str:
-    return "".join(f", {count:,} {name}" for name, count in (("late", table.late), ("duplicates", table.duplicates))
-                   if count)
+    return "".join(f", {count:,} {name}" for name, count in (("late", table.late), ("duplicates", table.duplicates)) if count)
 
 
 def _offsets(text: Any) -> dict[str, int]:

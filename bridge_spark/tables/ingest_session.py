@@ -20,8 +20,10 @@ if TYPE_CHECKING:
 
 _PREFIX = re.compile(r"^(?:: |Caused by: )?(?:(?:org\.apache\.spark|pyspark|py4j)\.[\w.$]+: )?")
 """Prefixes of a message in a stack trace, such as the class of a Spark exception."""
-_WRAPPER = re.compile(r"Exception thrown in awaitResult|An error occurred while calling |JVM stacktrace:"
-                      r"|An exception was raised by the Python Proxy|.*Traceback \(most recent call last\):$")
+_WRAPPER = re.compile(
+    r"Exception thrown in awaitResult|An error occurred while calling |JVM stacktrace:"
+    r"|An exception was raised by the Python Proxy|.*Traceback \(most recent call last\):$"
+)
 """Messages that only announce a cause."""
 _NO_CHECKS = "-Darrow.enable_unsafe_memory_access=true -Darrow.enable_null_check_for_get=false"
 """Read Arrow data from Python without bounds checks, and without Arrow's own check for NULL, as Spark checks nullable
@@ -38,9 +40,7 @@ def require_spark() -> None:
     try:
         import pyspark  # noqa: F401
     except ImportError:
-        raise IngestError(
-            "PySpark is not installed: pip install 'mqttbroker[spark]', without a Java 'mqttbroker[spark,jdk]'"
-        ) from None
+        raise IngestError("PySpark is not installed: pip install 'mqttbroker[spark]', without a Java 'mqttbroker[spark,jdk]'") from None
     try:
         if "PYSPARK_GATEWAY_PORT" not in os.environ:
             use_java()
@@ -87,8 +87,11 @@ def make_session(config: IngestConfig) -> SparkSession:
     for key, value in (settings | config.spark).items():
         builder = builder.config(key, value)
     interrupt = signal.getsignal(signal.SIGINT)
-    handled = [number for number in (signal.SIGINT, signal.SIGTERM)
-             if callable(signal.getsignal(number)) and signal.getsignal(number) is not signal.default_int_handler]
+    handled = [
+        number
+        for number in (signal.SIGINT, signal.SIGTERM)
+        if callable(signal.getsignal(number)) and signal.getsignal(number) is not signal.default_int_handler
+    ]
     session: SparkSession = builder.getOrCreate()
     if threading.current_thread() is threading.main_thread() and interrupt not in (None, signal.default_int_handler):
         signal.signal(signal.SIGINT, interrupt)  # Spark's cancels all jobs and raises KeyboardInterrupt

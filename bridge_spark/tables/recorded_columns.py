@@ -63,8 +63,9 @@ class RecordedColumns:
         for key in {*self._state, *known["state"]}:
             given, before = self._state.get(key), known["state"].get(key)
             if given != before:
-                raise ColumnChange(f"{key} was {before!r} when {path.parent} was made and is {given!r} now: "
-                                   f"give another output and checkpoint")
+                raise ColumnChange(
+                    f"{key} was {before!r} when {path.parent} was made and is {given!r} now: give another output and checkpoint"
+                )
 
     def check(self, schema: StructType) -> dict[str, str]:
         """The types of a batch's columns by name.  Raises `ColumnChange` if a type differs from the table's."""
@@ -73,8 +74,10 @@ class RecordedColumns:
         for name, kind in found.items():
             known = by_lower.get(name.lower(), name)
             if self.types.get(known, kind) != kind or known != name:
-                raise ColumnChange(f"column {known!r} is {self.types[known]} in the table, and would be {name!r} "
-                                   f"{kind}: give another name, or another output and checkpoint")
+                raise ColumnChange(
+                    f"column {known!r} is {self.types[known]} in the table, and would be {name!r} "
+                    f"{kind}: give another name, or another output and checkpoint"
+                )
         return found
 
     def record(self, schema: StructType, added: AddedColumns = NO_COLUMNS) -> None:
@@ -84,8 +87,7 @@ class RecordedColumns:
             self.types = {**self.types, **found}
             self.added = self.added | added
             found_later = {"added": self.added.types, "spellings": self.added.spellings}
-            document = {"columns": self.types, "state": self._state,
-                        **{key: value for key, value in found_later.items() if value}}
+            document = {"columns": self.types, "state": self._state, **{key: value for key, value in found_later.items() if value}}
             replace_file(self._path, json.dumps(document, indent=1).encode())
             self._stored = True
 

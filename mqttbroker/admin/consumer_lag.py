@@ -211,7 +211,10 @@ class ConsumerLag:
     # -- lag --------------------------------------------------------------------
 
     def _consumers(
-        self, config: StreamConfig, now: float, groups: List[GroupStatus],
+        self,
+        config: StreamConfig,
+        now: float,
+        groups: List[GroupStatus],
         known: Optional[Dict[Tuple[str, int, int], int]] = None,
     ) -> List[Consumer]:
         reports = self._reports(config, now)
@@ -221,15 +224,26 @@ class ConsumerLag:
         parts: List[Part] = self._logs.manifest(config.name)["partitions"]
         retention = _Retention(config, parts, now, self._logs)
         return [
-            Consumer(config.name, name, written, tuple(
-                self._partition_lag(config.name, parts[number], offset, retention, now, known or {})
-                for number, offset in sorted(offsets.items()) if number < len(parts)
-            ))
+            Consumer(
+                config.name,
+                name,
+                written,
+                tuple(
+                    self._partition_lag(config.name, parts[number], offset, retention, now, known or {})
+                    for number, offset in sorted(offsets.items())
+                    if number < len(parts)
+                ),
+            )
             for name, written, offsets in reports
         ]
 
     def _partition_lag(
-        self, stream: str, part: Part, offset: int, retention: _Retention, now: float,
+        self,
+        stream: str,
+        part: Part,
+        offset: int,
+        retention: _Retention,
+        now: float,
         known: Dict[Tuple[str, int, int], int],
     ) -> PartitionLag:
         number, start, end = part["partition"], part["log_start_offset"], part["high_watermark"]
@@ -257,10 +271,17 @@ class ConsumerLag:
             found = self._logs.archived(stream, part["partition"], offset, local_start, 1)
         except (OSError, SegmentError):
             return None
-        return None if not found else {
-            "file": found[0].file, "first_offset": found[0].first_offset, "end_offset": found[0].end_offset,
-            "first_timestamp_us": found[0].first_timestamp, "last_timestamp_us": found[0].last_timestamp,
-        }
+        return (
+            None
+            if not found
+            else {
+                "file": found[0].file,
+                "first_offset": found[0].first_offset,
+                "end_offset": found[0].end_offset,
+                "first_timestamp_us": found[0].first_timestamp,
+                "last_timestamp_us": found[0].last_timestamp,
+            }
+        )
 
     def _received_at(self, stream: str, partition: int, segment: Part, offset: int) -> int:
         """When a record was received, in µs since the Unix epoch.
@@ -291,23 +312,31 @@ class ConsumerLag:
         at_risk = [partition for partition in consumer.partitions if partition.at_risk]
         if not at_risk:
             return
-        worst = max(
-            at_risk, key=lambda each: (each.lost, -_or_infinity(each.seconds_left), -_or_infinity(each.bytes_left))
-        )
+        worst = max(at_risk, key=lambda each: (each.lost, -_or_infinity(each.seconds_left), -_or_infinity(each.bytes_left)))
         if not self._may_warn(("lost" if worst.lost else "risk", consumer.stream, consumer.name), now):
             return
         if worst.lost:
             log.warning(
                 "event=consumer_overtaken stream=%s consumer=%s partition=%d offset=%d lost=%d partitions_at_risk=%d",
-                consumer.stream, consumer.name, worst.partition, worst.offset, worst.lost, len(at_risk),
+                consumer.stream,
+                consumer.name,
+                worst.partition,
+                worst.offset,
+                worst.lost,
+                len(at_risk),
             )
         else:
             log.warning(
                 "event=consumer_at_risk stream=%s consumer=%s partition=%d offset=%d lag=%d seconds_left=%s"
                 " bytes_left=%s partitions_at_risk=%d",
-                consumer.stream, consumer.name, worst.partition, worst.offset, worst.lag,
+                consumer.stream,
+                consumer.name,
+                worst.partition,
+                worst.offset,
+                worst.lag,
                 "any" if worst.seconds_left is None else int(worst.seconds_left),
-                "any" if worst.bytes_left is None else worst.bytes_left, len(at_risk),
+                "any" if worst.bytes_left is None else worst.bytes_left,
+                len(at_risk),
             )
 
 
@@ -345,8 +374,7 @@ class _Retention:
         """Whether less is left than the settings allow without a warning."""
         if seconds is not None and self._age is not None and seconds < min(settings.retention_warning, self._age / 2):
             return True
-        return size is not None and self._bytes is not None and (
-            size < self._bytes * settings.retention_warning_percent / 100)
+        return size is not None and self._bytes is not None and (size < self._bytes * settings.retention_warning_percent / 100)
 
 
 def _or_infinity(left: Optional[float]) -> float:

@@ -354,7 +354,11 @@ class BrokerControl:
         return BanPage(tuple(found), self._ban_cursors.open(listing) if listing else 0)
 
     def ban(
-        self, address: str = "", username: str = "", client_id: str = "", seconds: Optional[float] = None,
+        self,
+        address: str = "",
+        username: str = "",
+        client_id: str = "",
+        seconds: Optional[float] = None,
         reason: str = "",
     ) -> Slices[int]:
         """Ban the clients to which all of address or network, user name and client id apply that are not "".
@@ -422,9 +426,7 @@ class BrokerControl:
         may_read = (lambda session: rules.may_read(session, topic)) if rules.restrictive else None
         return self._subscription_cursors.open(self._matching(topic, "", may_read))
 
-    def _matching(
-        self, topic: str, topic_filter: str, may_read: Optional[Callable[[Session], bool]] = None
-    ) -> _SubscriptionListing:
+    def _matching(self, topic: str, topic_filter: str, may_read: Optional[Callable[[Session], bool]] = None) -> _SubscriptionListing:
         """The subscriptions that match a topic; only those to ``topic_filter`` unless that is empty."""
         search = _MatchingSearch(self._broker.router, self._broker.registry, topic, topic_filter)
         return _SubscriptionListing([], topic_filter, may_read, search)
@@ -484,9 +486,7 @@ class BrokerControl:
         """A cursor for the levels that follow ``parent`` in retained topics; None = their first levels."""
         return self._level_cursors.open(_LevelListing(self._broker, parent))
 
-    def levels(
-        self, cursor: int, limit: int = 100, readable: Optional[Callable[[str], bool]] = None
-    ) -> Slices[LevelPage]:
+    def levels(self, cursor: int, limit: int = 100, readable: Optional[Callable[[str], bool]] = None) -> Slices[LevelPage]:
         """The next levels of a cursor. Those without a topic for which ``readable`` holds are left out.
 
         To find one it visits all topics below a level, unless ``readable`` is None: every topic is readable.
@@ -557,9 +557,7 @@ class BrokerControl:
         if retain and not broker.terms.retain_available:
             raise ControlError("this broker retains no messages")
         now = broker.context.clock.now
-        message = Message(
-            topic, payload, qos, retain, properties, "", now, 0 if expiry is None else now + expiry * 1_000_000
-        )
+        message = Message(topic, payload, qos, retain, properties, "", now, 0 if expiry is None else now + expiry * 1_000_000)
         if retain and payload and broker.publisher.retained_full(topic, message.size):
             raise ControlError("no room for one more retained message")
         try:
@@ -636,17 +634,19 @@ class BrokerControl:
             publishers_waiting=context.backpressure_monitor.paused,
             publisher_waits=context.backpressure_monitor.pauses,
             stream_producers=len(broker.producers),
-            queues=MappingProxyType({
-                name: QueueStatus(
-                    queue.stored.row.stream,
-                    queue.depth,
-                    queue.in_flight,
-                    len(queue.consumers),
-                    queue.redeliveries,
-                    queue.dead_letters,
-                )
-                for name, queue in broker.work_queues.all.items()
-            }),  # fmt: skip
+            queues=MappingProxyType(
+                {
+                    name: QueueStatus(
+                        queue.stored.row.stream,
+                        queue.depth,
+                        queue.in_flight,
+                        len(queue.consumers),
+                        queue.redeliveries,
+                        queue.dead_letters,
+                    )
+                    for name, queue in broker.work_queues.all.items()
+                }
+            ),
             memory=_memory_status(broker),
         )
 

@@ -60,9 +60,9 @@ class GroupControl:
 
     def _group_status(self, stored: StoredReader) -> GroupStatus:
         group = self._broker.stream_groups.all.get(stored.row.reader_id)
-        members = [] if group is None else [
-            GroupMember(session.client_id, list(member.partitions)) for session, member in group.members.items()
-        ]
+        members = (
+            [] if group is None else [GroupMember(session.client_id, list(member.partitions)) for session, member in group.members.items()]
+        )
         return GroupStatus(
             GROUP_PREFIX + stored.row.name,
             stored.row.topic_filter,

@@ -63,9 +63,7 @@ class HttpServer:
         listening = self._bind()
         self.port = listening.getsockname()[1]
         started = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(listening, started), name="http", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(listening, started), name="http", daemon=True)
         self._thread.start()
         started.wait()
 
@@ -75,9 +73,7 @@ class HttpServer:
         found = socket.getaddrinfo(host or None, self.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, _, _, _, address = found[0]
         dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
-        return socket.create_server(
-            address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=dual
-        )
+        return socket.create_server(address[:2], family=family, backlog=BACKLOG, dualstack_ipv6=dual)
 
     def renew(self, context: ListenerContext) -> None:
         """Use other certificates for new connections; without effect unless the server speaks HTTPS."""

@@ -113,8 +113,10 @@ class AccountRoutes:
         """All operations."""
         file = Field("file", Word(1), "one of the files, if there are several", None)
         name = Field("username", UserName(2000), "a user name, percent-encoded")
-        secret = [Field("password", Word(1, MAX_TEXT), "the password"),
-                  Field("scram", Boolean(), "for SCRAM-SHA-256, too; else argon2id, for CONNECT only", False)]
+        secret = [
+            Field("password", Word(1, MAX_TEXT), "the password"),
+            Field("scram", Boolean(), "for SCRAM-SHA-256, too; else argon2id, for CONNECT only", False),
+        ]
         done, administer = Answer("done"), Right.ADMINISTER
 
         def rule(high: int) -> List[Field]:
@@ -269,8 +271,7 @@ class AccountRoutes:
         except UnicodeDecodeError:
             raise RequestError(409, f"{file}: not UTF-8") from None
         version = self._security.version_of(data)
-        return {"file": str(file), "text": text, "version": version,
-                "in_force": version == self._security.version_in_force(file)}
+        return {"file": str(file), "text": text, "version": version, "in_force": version == self._security.version_in_force(file)}
 
     async def _set_acl_file(self, call: Call) -> Any:
         file = self._acl_file_of(call)
@@ -355,5 +356,4 @@ def _rule(call: Call) -> AclRule:
 
 def _rule_json(file: Path, rule: AclRule) -> Dict[str, Any]:
     """A rule as `RULE` describes it."""
-    return {"file": str(file), "username": rule.username, "pattern": rule.pattern, "access": rule.access,
-            "filter": rule.topic_filter}
+    return {"file": str(file), "username": rule.username, "pattern": rule.pattern, "access": rule.access, "filter": rule.topic_filter}

@@ -125,8 +125,7 @@ BAN = record(
 )
 ACCESS = record("Access", name=TEXT, role=TEXT, rights=array(described(TEXT, "status, list, content, operate, administer")))
 LISTENER = record(
-    "Listener",
-    type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
+    "Listener", type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
 )
 SETTING = record(
     "Setting",
@@ -362,9 +361,7 @@ class Api:
     # --- clients ----------------------------------------------------------------------------------------------------
 
     async def _clients(self, call: Call) -> Any:
-        where = SessionFilter(
-            call["prefix"], call["contains"], call["connected"], call["username"], call["listener"], call["address"]
-        )
+        where = SessionFilter(call["prefix"], call["contains"], call["connected"], call["username"], call["listener"], call["address"])
         descending = call["order"] == "desc"
         if call["sort"] == "client_id":
             cursor = self._cursors.decode(call["cursor"], str)
@@ -636,8 +633,9 @@ def status_json(status: BrokerStatus) -> Dict[str, Any]:
                         for (by, outcome), count in status.logins.items()]  # fmt: skip
     values["connects_refused"] = [{"listener": listener, "reason": reason, "count": count}
                                   for (listener, reason), count in status.connects_refused.items()]  # fmt: skip
-    values["drops_by_listener"] = [{"listener": listener, "cause": cause, "count": count}
-                                   for (listener, cause), count in status.drops_by_listener.items() if count]
+    values["drops_by_listener"] = [
+        {"listener": listener, "cause": cause, "count": count} for (listener, cause), count in status.drops_by_listener.items() if count
+    ]
     return values
 
 

@@ -223,9 +223,7 @@ class HttpApplication:
         self._requests[principal.role, response.status] += 1
         return response
 
-    async def _handle(
-        self, route: Optional[Route], request: web.Request, principal: Principal
-    ) -> web.StreamResponse:
+    async def _handle(self, route: Optional[Route], request: web.Request, principal: Principal) -> web.StreamResponse:
         try:
             if route is None:
                 assert request.match_info.http_exception is not None

@@ -61,9 +61,7 @@ class HttpConnections:
 
     def _idle(self, transport: asyncio.Transport, unsent: int = sys.maxsize) -> None:
         """Close the connection later; ``unsent`` bytes of answers wait for its client, as far as is known."""
-        self._open[transport] = asyncio.get_running_loop().call_later(
-            self.idle_timeout, self._time_out, transport, unsent
-        )
+        self._open[transport] = asyncio.get_running_loop().call_later(self.idle_timeout, self._time_out, transport, unsent)
 
     def _time_out(self, transport: asyncio.Transport, before: int) -> None:
         unsent = transport.get_write_buffer_size()

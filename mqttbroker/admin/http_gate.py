@@ -31,9 +31,7 @@ class Gate:
     returns monotonic time in seconds.
     """
 
-    def __init__(
-        self, access: AccessList, context: Optional[ListenerContext], bans: Bans, clock: Callable[[], float]
-    ) -> None:
+    def __init__(self, access: AccessList, context: Optional[ListenerContext], bans: Bans, clock: Callable[[], float]) -> None:
         self.context = context
         self.access = access
         self.bans = bans

@@ -30,6 +30,8 @@ GROUP = record(
 )
 _STREAM = Field("name", Word(1), "the name of a stream")
 _GROUP = Field("group", Word(1), "the name of a group")
+
+
 class ResetPlace(Word):
     """Where a reset goes; the pattern of the document has values that are certainly accepted."""
 

@@ -79,9 +79,7 @@ def route(
     statuses = {400, 401, 403, 421, 429, 503, *errors, *(() if body is None else (408, 413))}
     answers = {status: problem for status in sorted(statuses)}
     answers = {204: done, **answers} if done is not None else {200: Answer("the result", schema), **answers}
-    placed = [
-        Parameter(each.name, each.schema, each.description, *_place(each, path)) for each in parameters
-    ]
+    placed = [Parameter(each.name, each.schema, each.description, *_place(each, path)) for each in parameters]
     return Route(
         method, API + path, functools.partial(_run, operation, tuple(parameters), body, action), right,
         summary, answers, tuple(placed), None if body is None else _body_schema(body), tag=tag,

@@ -37,9 +37,7 @@ _NEVER: Any = object()
 class Word(Kind[str]):
     """A string of ``low`` to ``high`` characters; the default is for paths and queries."""
 
-    def __init__(
-        self, low: int = 0, high: int = MAX_URL_TEXT, pattern: str = _TEXT, what: str = "a string"
-    ) -> None:
+    def __init__(self, low: int = 0, high: int = MAX_URL_TEXT, pattern: str = _TEXT, what: str = "a string") -> None:
         self.low = low
         self.high = high
         self.pattern = pattern

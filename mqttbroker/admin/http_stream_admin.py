@@ -34,10 +34,7 @@ from mqttbroker.config.stream_definition import FIXED, settable
 
 MAX_FILTERS = 1000  # of one request
 
-PARTITION = record(
-    "Partition",
-    partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER
-)
+PARTITION = record("Partition", partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER)
 _KINDS: Dict[type[Any], Schema] = {Integer: INTEGER, Boolean: BOOLEAN, Duration: NUMBER, Size: INTEGER}
 
 
@@ -155,9 +152,7 @@ def _fields(optional: bool) -> List[Field]:
 class StreamAdminRoutes:
     """The operations. Their methods run on the HTTP server's thread, the changes on the event loop."""
 
-    def __init__(
-        self, logs: StreamLogs, changes: StreamChanges, access: StreamAccess, runner: ControlRunner
-    ) -> None:
+    def __init__(self, logs: StreamLogs, changes: StreamChanges, access: StreamAccess, runner: ControlRunner) -> None:
         self._logs = logs
         self._changes = changes
         self._access = access
@@ -230,7 +225,8 @@ class StreamAdminRoutes:
             return None
         settings = {
             field.name: shown_value(field.name, getattr(stream, field.name))
-            for field in dataclasses.fields(stream) if "kind" in field.metadata
+            for field in dataclasses.fields(stream)
+            if "kind" in field.metadata
         }
         return {
             "name": name,

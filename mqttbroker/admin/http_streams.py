@@ -38,6 +38,7 @@ _TIMESTAMP = re.compile(r"-?[0-9]{1,18}")
 
 logger = logging.getLogger("mqttbroker.http")
 
+
 def _whole(text: str, parameter: str) -> int:
     """Raises `ValueError` unless the text is a whole number that an offset can be."""
     if not re.fullmatch("[0-9]{1,19}", text) or int(text) > LAST_OFFSET:
@@ -62,9 +63,7 @@ def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
     return (start, end) if start < end else None
 
 
-async def _send_range(
-    response: web.StreamResponse, transport: asyncio.WriteTransport, file: BinaryIO, start: int, end: int
-) -> None:
+async def _send_range(response: web.StreamResponse, transport: asyncio.WriteTransport, file: BinaryIO, start: int, end: int) -> None:
     """Send a range of a file; OSError if the file is too short or the reader too slow."""
     loop = asyncio.get_running_loop()
     secure = transport.get_extra_info("ssl_object") is not None
@@ -159,9 +158,7 @@ class StreamRoutes:
         refused = Answer("refused", record(error=TEXT))
         errors = {401: refused, 403: refused, 404: refused, 429: refused}
         at = Parameter("timestamp", INTEGER, "microseconds since 1970", required=True)
-        offsets = record(
-            stream=TEXT, timestamp_us=INTEGER, partitions=array(record(partition=INTEGER, offset=INTEGER))
-        )
+        offsets = record(stream=TEXT, timestamp_us=INTEGER, partitions=array(record(partition=INTEGER, offset=INTEGER)))
         archive_range = (
             Parameter("partition", INTEGER, "the number of a partition", required=True),
             Parameter("start", INTEGER, "the first offset"),
@@ -192,9 +189,7 @@ class StreamRoutes:
         names = [] if self._logs is None else self._logs.streams()
         return web.json_response({"streams": [name for name in names if self._access.sees(principal, name)]})
 
-    def _readable(
-        self, request: web.Request, principal: Principal, allowed: Callable[[Principal, str], bool]
-    ) -> Tuple[StreamLogs, str]:
+    def _readable(self, request: web.Request, principal: Principal, allowed: Callable[[Principal, str], bool]) -> Tuple[StreamLogs, str]:
         name = self._access.check(request, principal, allowed)
         assert self._logs is not None
         return self._logs, name
@@ -216,9 +211,7 @@ class StreamRoutes:
             offsets = [
                 {
                     "partition": number,
-                    "offset": await loop.run_in_executor(
-                        None, logs.offset_for_timestamp, name, number, timestamp
-                    ),
+                    "offset": await loop.run_in_executor(None, logs.offset_for_timestamp, name, number, timestamp),
                 }
                 for number in range(count)
             ]
@@ -240,25 +233,25 @@ class StreamRoutes:
         manifest = _manifest_of(logs, name)
         if number >= len(manifest["partitions"]):
             return error(request, 404, f"stream {name!r} has no partition {number}")
-        segments = await asyncio.get_running_loop().run_in_executor(
-            None, logs.archived, name, number, start, end, ARCHIVED_AT_ONCE
+        segments = await asyncio.get_running_loop().run_in_executor(None, logs.archived, name, number, start, end, ARCHIVED_AT_ONCE)
+        return web.json_response(
+            {
+                "stream": name,
+                "location": manifest.get("archive", ""),
+                "partition": number,
+                "segments": [
+                    {
+                        "file": segment.file,
+                        "first_offset": segment.first_offset,
+                        "end_offset": segment.end_offset,
+                        "bytes": segment.size,
+                        "first_timestamp_us": segment.first_timestamp,
+                        "last_timestamp_us": segment.last_timestamp,
+                    }
+                    for segment in segments
+                ],
+            }
         )
-        return web.json_response({
-            "stream": name,
-            "location": manifest.get("archive", ""),
-            "partition": number,
-            "segments": [
-                {
-                    "file": segment.file,
-                    "first_offset": segment.first_offset,
-                    "end_offset": segment.end_offset,
-                    "bytes": segment.size,
-                    "first_timestamp_us": segment.first_timestamp,
-                    "last_timestamp_us": segment.last_timestamp,
-                }
-                for segment in segments
-            ],
-        })
 
     async def _file(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         logs, name = self._readable(request, principal, self._access.reads)
@@ -286,9 +279,7 @@ class StreamRoutes:
             reason = f"bytes 0 to {size - 1} are committed" if size else "nothing is committed"
             return error(request, 416, reason, {"Content-Range": f"bytes */{size}"})
         start, end = found
-        response = web.StreamResponse(
-            headers={"Accept-Ranges": "bytes", "Cache-Control": "no-store"}
-        )
+        response = web.StreamResponse(headers={"Accept-Ranges": "bytes", "Cache-Control": "no-store"})
         response.content_type = "application/octet-stream"
         response.content_length = end - start
         if "Range" in request.headers:

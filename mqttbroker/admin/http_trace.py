@@ -136,9 +136,7 @@ class TraceRoutes:
         self._tracer.begin(trace)
         return True
 
-    async def _send(
-        self, request: web.Request, answer: _Answer, header: bytes, seconds: int, most: int
-    ) -> web.StreamResponse:
+    async def _send(self, request: web.Request, answer: _Answer, header: bytes, seconds: int, most: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Cache-Control": "no-store"})
         response.content_type = "application/vnd.tcpdump.pcap" if header else "text/plain"
         await response.prepare(request)

@@ -50,9 +50,7 @@ class Latency:
         self.acknowledgement = Histogram(
             "acknowledgement", "Time from a packet to its acknowledgement, of those that wait for a commit; sampled."
         )
-        self.delivery = Histogram(
-            "delivery", "Time from the receipt of packets until all that they cause is written to clients; sampled."
-        )
+        self.delivery = Histogram("delivery", "Time from the receipt of packets until all that they cause is written to clients; sampled.")
         self.loop_lag = Histogram("event_loop_lag", "Delay of a timer of the event loop; sampled.")
         self.collection = Histogram("gc_pause", "Time of a garbage collection.")
         self.histograms = (self.commit, self.acknowledgement, self.delivery, self.loop_lag, self.collection)

@@ -109,5 +109,3 @@ def properties_of(values: Mapping[str, Any]) -> bytes:
     length = len(encoded)
     prefix = next(size for size in range(1, 5) if len(encode_varint(length - size)) == size)
     return encoded[prefix:]
-
-

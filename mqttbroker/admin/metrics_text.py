@@ -63,9 +63,7 @@ class _Scrape(Collector):
         for listener, expiry in metrics.certificate_expiries.items():
             certificates.add_metric([listener], expiry)
         yield certificates
-        clients = GaugeMetricFamily(
-            "mqttbroker_listener_clients", "Open connections of a listener that sent CONNECT.", labels=["listener"]
-        )
+        clients = GaugeMetricFamily("mqttbroker_listener_clients", "Open connections of a listener that sent CONNECT.", labels=["listener"])
         for listener, number in metrics.listener_clients.items():
             clients.add_metric([listener], number)
         yield clients
@@ -123,17 +121,13 @@ class _Scrape(Collector):
             return
         prefix, labels = "mqttbroker_bridge_", ["bridge"]
         up = GaugeMetricFamily(prefix + "up", "1 if a bridge is connected.", labels=labels)
-        queued = GaugeMetricFamily(
-            prefix + "queued_messages", "Messages that the remote has not acknowledged.", labels=labels
-        )
+        queued = GaugeMetricFamily(prefix + "queued_messages", "Messages that the remote has not acknowledged.", labels=labels)
         connects = CounterMetricFamily(prefix + "connects", "Links to remotes.", labels=labels)
         failures = CounterMetricFamily(prefix + "failures", "Attempts that failed and links that ended.", labels=labels)
         directed = [*labels, "direction"]
         messages = CounterMetricFamily(prefix + "messages", "Messages passed.", labels=directed)
         size = CounterMetricFamily(prefix + "payload_bytes", "Bytes of payloads passed.", labels=directed)
-        dropped = CounterMetricFamily(
-            prefix + "dropped", "Messages acknowledged and not passed, by cause.", labels=[*labels, "cause"]
-        )
+        dropped = CounterMetricFamily(prefix + "dropped", "Messages acknowledged and not passed, by cause.", labels=[*labels, "cause"])
         for one in found:
             key = [one.name]
             up.add_metric(key, one.state == "connected")
@@ -211,24 +205,34 @@ class _Scrape(Collector):
             ("publish_bytes_received", "Payload bytes of PUBLISH packets received.", totals.publish_bytes_received),
             ("publish_bytes_sent", "Payload bytes of PUBLISH packets sent.", totals.publish_bytes_sent),
             ("connections_refused", "Connections closed because no socket was free.", totals.connections_refused),
-            ("connections_evicted", "Connections without a CONNECT that were closed for newer ones.",
-             totals.connections_evicted),
+            ("connections_evicted", "Connections without a CONNECT that were closed for newer ones.", totals.connections_evicted),
             ("protocol_errors", "Connections closed because of a protocol error.", totals.protocol_errors),
             ("logins_failed", "Logins with a wrong password or user name.", status.logins_failed),
             ("logins_banned", "Logins refused because of a ban.", status.logins_banned),
             ("store_failures", "Commits that failed.", totals.commit_failures),
             ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
-            ("stream_records_sent", "Records of streams sent to MQTT clients: subscriptions, groups and queues.",
-             totals.stream_records_sent),
-            ("stream_records_returned", "Records given back by members of groups and queues that did not acknowledge them.",
-             totals.stream_records_returned),
-            ("stream_records_missed", "Records that retention removed, or that are damaged, before an MQTT client was sent them.",
-             totals.stream_records_missed),
-            ("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.",
-             totals.stream_repeats),
+            (
+                "stream_records_sent",
+                "Records of streams sent to MQTT clients: subscriptions, groups and queues.",
+                totals.stream_records_sent,
+            ),
+            (
+                "stream_records_returned",
+                "Records given back by members of groups and queues that did not acknowledge them.",
+                totals.stream_records_returned,
+            ),
+            (
+                "stream_records_missed",
+                "Records that retention removed, or that are damaged, before an MQTT client was sent them.",
+                totals.stream_records_missed,
+            ),
+            ("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.", totals.stream_repeats),
             ("stream_gaps", "Messages whose seq leaves out numbers of their producer-id.", totals.stream_gaps),
-            ("stream_numbers_invalid", "Messages for a stream with an unusable producer-id or seq; stored each time.",
-             totals.stream_numbers_invalid),
+            (
+                "stream_numbers_invalid",
+                "Messages for a stream with an unusable producer-id or seq; stored each time.",
+                totals.stream_numbers_invalid,
+            ),
         )
         for name, text, value in counters:
             yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
@@ -250,13 +254,18 @@ class _Scrape(Collector):
         }
         for name, text, label, counts in (
             ("handshakes_failed", "Connections that failed before MQTT or HTTP began.", "layer", failures),
-            ("limits_reached", "Times that a limit refused, delayed or closed something, by the name of the setting.",
-             "limit", status.limits_reached),
+            (
+                "limits_reached",
+                "Times that a limit refused, delayed or closed something, by the name of the setting.",
+                "limit",
+                status.limits_reached,
+            ),
             ("bans_started", "Bans that began, by cause.", "cause", status.bans_started),
         ):
             yield _counter(name, text, (label,), {(key,): count for key, count in counts.items()})
-        yield _counter("messages_dropped", "Messages not delivered, by listener and cause.", ("listener", "cause"),
-                       status.drops_by_listener)
+        yield _counter(
+            "messages_dropped", "Messages not delivered, by listener and cause.", ("listener", "cause"), status.drops_by_listener
+        )
         progress = self._metrics.store_progress()
         gauges = (
             ("clients_connected", "Clients connected now.", status.clients_connected),
@@ -288,8 +297,7 @@ class _Scrape(Collector):
             ("used_bytes", "Memory that counts towards max_memory: the larger of the next two.", memory.used),
             ("counted_bytes", "Memory of the process without clients, and of all parts, as counted.", memory.counted),
             ("resident_bytes", "Anonymous memory of the process, as the system sees it.", memory.resident),
-            ("stage", "0 = normal, 1 = refuses connections, 2 = and new state, 3 = and queues no more in memory.",
-             memory.stage),
+            ("stage", "0 = normal, 1 = refuses connections, 2 = and new state, 3 = and queues no more in memory.", memory.stage),
         )
         for name, text, value in gauges:
             yield GaugeMetricFamily(f"mqttbroker_memory_{name}", text, value=value)
@@ -311,12 +319,8 @@ class _Scrape(Collector):
         if self._metrics.streams is None or not self._metrics.streams.streams():
             return
         labels = ["stream", "partition"]
-        end = GaugeMetricFamily(
-            "mqttbroker_stream_high_watermark", "End offset that readers see.", labels=labels
-        )
-        start = GaugeMetricFamily(
-            "mqttbroker_stream_log_start_offset", "First offset that is kept.", labels=labels
-        )
+        end = GaugeMetricFamily("mqttbroker_stream_high_watermark", "End offset that readers see.", labels=labels)
+        start = GaugeMetricFamily("mqttbroker_stream_log_start_offset", "First offset that is kept.", labels=labels)
         size = GaugeMetricFamily("mqttbroker_stream_bytes", "Bytes on disk.", labels=labels)
         sealed = GaugeMetricFamily("mqttbroker_stream_sealed_segments", "Segments sealed as Parquet.", labels=labels)
         for name in self._metrics.streams.streams():
@@ -350,11 +354,10 @@ class _Scrape(Collector):
         segments = GaugeMetricFamily(prefix + "segments", "Segments in the archive.", labels=labels)
         size = GaugeMetricFamily(prefix + "bytes", "Bytes in the archive.", labels=labels)
         end = GaugeMetricFamily(prefix + "end_offset", "End offset of the archive.", labels=labels)
-        waiting = GaugeMetricFamily(
-            prefix + "waiting_segments", "Closed segments that the archive does not have yet.", labels=labels
-        )
+        waiting = GaugeMetricFamily(prefix + "waiting_segments", "Closed segments that the archive does not have yet.", labels=labels)
         oldest = GaugeMetricFamily(
-            prefix + "waiting_since_seconds", "Unix time of the oldest record of these; absent if there are none.",
+            prefix + "waiting_since_seconds",
+            "Unix time of the oldest record of these; absent if there are none.",
             labels=labels,
         )
         for config in streams.archiving():
@@ -369,9 +372,7 @@ class _Scrape(Collector):
                     oldest.add_metric(key, unarchived[0].first_timestamp / 1e6)
         yield from (segments, size, end, waiting, oldest)
         if streams.archiving():
-            yield CounterMetricFamily(
-                prefix + "failures", "Times that an archive could not be written.", value=streams.archive_failures
-            )
+            yield CounterMetricFamily(prefix + "failures", "Times that an archive could not be written.", value=streams.archive_failures)
 
     def _queue_metrics(self, status: BrokerStatus) -> Iterator[Metric]:
         """Work queues; the age of the oldest message is as of the last measurement of the consumers."""
@@ -379,9 +380,7 @@ class _Scrape(Collector):
         depth = GaugeMetricFamily(prefix + "depth", "Messages that are not acknowledged.", labels=labels)
         in_flight = GaugeMetricFamily(prefix + "in_flight", "Messages that consumers have.", labels=labels)
         consumers = GaugeMetricFamily(prefix + "consumers", "Clients that consume.", labels=labels)
-        oldest = GaugeMetricFamily(
-            prefix + "oldest_seconds", "Age of the oldest message that is not acknowledged.", labels=labels
-        )
+        oldest = GaugeMetricFamily(prefix + "oldest_seconds", "Age of the oldest message that is not acknowledged.", labels=labels)
         again = CounterMetricFamily(prefix + "redeliveries", "Messages that were delivered again.", labels=labels)
         dead = CounterMetricFamily(prefix + "dead_letters", "Messages that were delivered too often.", labels=labels)
         for name, queue in status.queues.items():
@@ -399,20 +398,14 @@ class _Scrape(Collector):
         labels = ["stream", "consumer", "partition"]
         offset = GaugeMetricFamily(prefix + "offset", "Next offset that a consumer will read.", labels=labels)
         lag = GaugeMetricFamily(prefix + "lag", "Offsets between a consumer and the high watermark.", labels=labels)
-        seconds = GaugeMetricFamily(
-            prefix + "lag_seconds", "Age of the oldest record that a consumer has not read.", labels=labels
-        )
-        lost = GaugeMetricFamily(
-            prefix + "lost", "Offsets that retention removed before a consumer read them.", labels=labels
-        )
+        seconds = GaugeMetricFamily(prefix + "lag_seconds", "Age of the oldest record that a consumer has not read.", labels=labels)
+        lost = GaugeMetricFamily(prefix + "lost", "Offsets that retention removed before a consumer read them.", labels=labels)
         risk = GaugeMetricFamily(
             prefix + "at_risk",
             "1 if retention has removed records that a consumer has not read, or is about to.",
             labels=labels,
         )
-        report = GaugeMetricFamily(
-            prefix + "report_timestamp_seconds", "When a consumer last reported.", labels=labels[:2]
-        )
+        report = GaugeMetricFamily(prefix + "report_timestamp_seconds", "When a consumer last reported.", labels=labels[:2])
         for consumer in self._metrics.consumers.latest if self._metrics.consumers is not None else ():
             report.add_metric([consumer.stream, consumer.name], consumer.reported_at)
             for partition in consumer.partitions:

@@ -76,14 +76,16 @@ def _operation(route: Route, schemas: Dict[str, Any]) -> Dict[str, Any]:
         "summary": route.summary,
         "description": _access(route),
         "responses": {
-            str(status): _response(answer, schemas, f"{title}Answer" if status < 300 else "")
-            for status, answer in route.answers.items()
+            str(status): _response(answer, schemas, f"{title}Answer" if status < 300 else "") for status, answer in route.answers.items()
         },
     }
     if parameters:
         found["parameters"] = parameters
     if route.body is not None:
-        found["requestBody"] = {"required": True, "content": {"application/json": {"schema": _component(route.body, schemas, f"{title}Request")}}}
+        found["requestBody"] = {
+            "required": True,
+            "content": {"application/json": {"schema": _component(route.body, schemas, f"{title}Request")}},
+        }
     if route.right is None:
         found["security"] = []
     return found

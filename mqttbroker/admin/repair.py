@@ -112,9 +112,7 @@ def _check_log(data_dir: Path, live: bool, findings: Findings) -> Ends:
     return starts
 
 
-def _check_streams(
-    directory: Path, ends: Optional[Ends], in_log: Ends, live: bool, findings: Findings
-) -> None:
+def _check_streams(directory: Path, ends: Optional[Ends], in_log: Ends, live: bool, findings: Findings) -> None:
     """Check the partitions up to their ends in the database, or to the first record that the commit log has: the next
     start appends what is missing from there on."""
     found = partitions(directory) if directory.is_dir() else []
@@ -129,19 +127,14 @@ def _check_streams(
         if end is not None and (stream, number) in in_log:
             end = min(end, in_log[stream, number])
         state = check_partition(path, end, live or (stream, number) in in_log)
-        findings.lines.append(
-            f"{where}: {state.end - state.start} offsets from {state.start} to {state.end},"
-            f" {state.segments} segments"
-        )
+        findings.lines.append(f"{where}: {state.end - state.start} offsets from {state.start} to {state.end}, {state.segments} segments")
         _check_archive(path, where, state.start, findings)
         for first, last in state.lost:
             findings.lines.append(f"{where}: offsets {first} to {last - 1} were given up by a repair")
         findings.problems += [f"{where}/{problem}" for problem in state.problems]
     for stream, number in sorted((ends or {}).keys() - set(found)):
         end = (ends or {})[stream, number]
-        findings.problems.append(
-            f"{STREAMS}/{stream}/{number}: is missing; the database ends at offset {end}"
-        )
+        findings.problems.append(f"{STREAMS}/{stream}/{number}: is missing; the database ends at offset {end}")
 
 
 def _check_archive(directory: Path, where: str, local_start: int, findings: Findings) -> None:
@@ -157,9 +150,7 @@ def _check_archive(directory: Path, where: str, local_start: int, findings: Find
             f" {archive.size} bytes; they are not read"
         )
         if archive.end < local_start:
-            findings.lines.append(
-                f"{where}: offsets {archive.end} to {local_start - 1} were removed without an archive"
-            )
+            findings.lines.append(f"{where}: offsets {archive.end} to {local_start - 1} were removed without an archive")
 
 
 def set_aside(data_dir: Path) -> list[Path]:

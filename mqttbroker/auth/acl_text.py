@@ -78,8 +78,11 @@ def with_rule(text: str, rule: AclRule) -> str:
     lines, parsed = _lines(text)
     ending = "\r" if "\r\n" in text else ""
     new = [rule.line() + ending]
-    alike = [number for number, (_, _, found) in enumerate(parsed)
-             if found is not None and (found.username, found.pattern) == (rule.username, rule.pattern)]
+    alike = [
+        number
+        for number, (_, _, found) in enumerate(parsed)
+        if found is not None and (found.username, found.pattern) == (rule.username, rule.pattern)
+    ]
     users = [number for number, (kind, _, _) in enumerate(parsed) if kind == "user"]
     own = [number for number in users if parsed[number][1] == rule.username and not rule.pattern]
     if alike:

@@ -153,9 +153,7 @@ def _rows(bans: list[Ban], records: list[Record], offset: float) -> Iterator[dic
         yield _row(ban.key, ban.cause, True, until, ban.number, ban.record) | {"reason": ban.reason}
 
 
-def _row(
-    key: Key, cause: str, banned: bool, until: Optional[float], bans: int, record: Optional[Record]
-) -> dict[str, Any]:
+def _row(key: Key, cause: str, banned: bool, until: Optional[float], bans: int, record: Optional[Record]) -> dict[str, Any]:
     row: dict[str, Any] = dict(zip(("address", "username", "client_id"), key))
     row |= {"cause": cause, "banned": banned, "until": until, "bans": bans}
     if record is not None:

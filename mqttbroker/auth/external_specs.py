@@ -50,7 +50,5 @@ def terms_of(kind: str, settings: Settings) -> ExternalTerms:
     )
 
 
-def _spec(
-    section: config.ExternalAuthenticator, plugin: str, options: dict[str, Any], path: Optional[str]
-) -> PluginSpec:
+def _spec(section: config.ExternalAuthenticator, plugin: str, options: dict[str, Any], path: Optional[str]) -> PluginSpec:
     return PluginSpec(plugin, path, options, section.timeout, section.start_timeout, section.max_memory)

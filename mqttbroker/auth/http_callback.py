@@ -65,12 +65,8 @@ class HttpCallback:
             connector = aiohttp.TCPConnector(limit=self._max_concurrent, ssl=self._tls or True)
             timeout = aiohttp.ClientTimeout(total=None)  # the caller has one
             jar = aiohttp.DummyCookieJar()
-            self._session = aiohttp.ClientSession(
-                connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False
-            )
-        async with self._session.post(
-            self._url, data=body, headers=self._headers, allow_redirects=False
-        ) as response:
+            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, cookie_jar=jar, auto_decompress=False)
+        async with self._session.post(self._url, data=body, headers=self._headers, allow_redirects=False) as response:
             answer = b""
             while response.status == 200:
                 part = await response.content.read(self._max_answer + 1 - len(answer))

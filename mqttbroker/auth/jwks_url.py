@@ -115,9 +115,7 @@ class JwksUrl:
         self._started += 1
         self._fetch = self._started
         self._next_allowed = self._loop.time() + settings.jwks_min_interval
-        self._give_up = self._loop.call_later(
-            settings.jwks_timeout + GIVE_UP, self._answered, self._fetch, None, "no answer in time"
-        )
+        self._give_up = self._loop.call_later(settings.jwks_timeout + GIVE_UP, self._answered, self._fetch, None, "no answer in time")
         threading.Thread(target=self._run, args=(self._fetch,), name="jwks", daemon=True).start()
 
     def _run(self, number: int) -> None:

@@ -100,9 +100,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
             self.jwks = None
         else:
             self.jwks = JwksUrl(settings, self._jwks_answered)
-            if old is not None and (old.settings.jwks_url, old.settings.algorithms) == (
-                settings.jwks_url, settings.algorithms
-            ):
+            if old is not None and (old.settings.jwks_url, old.settings.algorithms) == (settings.jwks_url, settings.algorithms):
                 self.jwks.keys = old.keys
             self.jwks.start(self._loop)
         if old is not None:

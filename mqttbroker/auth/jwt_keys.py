@@ -51,11 +51,7 @@ class KeySet:
 
     def candidates(self, kid: Optional[str], algorithm: str) -> list[VerificationKey]:
         """The keys that a token with this header may be signed by; of a key set only those with its key id."""
-        return [
-            key
-            for key in self.keys
-            if algorithm in key.algorithms and (kid is None or key.kid is None or key.kid == kid)
-        ]
+        return [key for key in self.keys if algorithm in key.algorithms and (kid is None or key.kid is None or key.kid == kid)]
 
 
 def keys_of_secret(secret: str, is_base64: bool, algorithms: Sequence[str]) -> KeySet:
@@ -63,8 +59,9 @@ def keys_of_secret(secret: str, is_base64: bool, algorithms: Sequence[str]) -> K
     key = secret.encode()
     if is_base64:
         try:
-            key = base64.b64decode(secret + "=" * (-len(secret) % 4), altchars=b"-_" if "-" in secret or "_" in secret
-                                   else None, validate=True)
+            key = base64.b64decode(
+                secret + "=" * (-len(secret) % 4), altchars=b"-_" if "-" in secret or "_" in secret else None, validate=True
+            )
         except (binascii.Error, ValueError):
             raise JwtKeyError("not base64") from None
     _check_secret(key, algorithms)

@@ -35,9 +35,7 @@ MAX_ARGON2_KIB = 1 << 20
 MAX_ARGON2_PASSES = 100
 MAX_ARGON2_LANES = 64
 
-_ENCODED = re.compile(
-    r"\$argon2id\$v=19\$m=([0-9]{1,8}),t=([0-9]{1,4}),p=([0-9]{1,4})\$[A-Za-z0-9+/]{11,}\$[A-Za-z0-9+/]{16,}"
-)
+_ENCODED = re.compile(r"\$argon2id\$v=19\$m=([0-9]{1,8}),t=([0-9]{1,4}),p=([0-9]{1,4})\$[A-Za-z0-9+/]{11,}\$[A-Za-z0-9+/]{16,}")
 # Each client computes them when it connects, and may be a small device; RFC 7677 requires at least 4096.
 SCRAM_ITERATIONS = 15_000
 _KEY_BYTES = 64
@@ -277,9 +275,7 @@ def with_password(text: str, username: str, encoded: Optional[str]) -> tuple[str
     if lines and not lines[-1].endswith("\n"):
         lines[-1] += "\n"
     mine = [
-        index
-        for index, line in enumerate(lines)
-        if not line.startswith("#") and line.partition(":")[0].strip() == username and ":" in line
+        index for index, line in enumerate(lines) if not line.startswith("#") and line.partition(":")[0].strip() == username and ":" in line
     ]
     new = [] if encoded is None else [f"{username}:{encoded}\n"]
     if mine:

@@ -16,9 +16,7 @@ from topic_matcher.filters import covers, is_valid_filter, matches, overlap
 
 PUBLISH: Final = 1
 SUBSCRIBE: Final = 2
-_ACTIONS: Final = {
-    "publish": PUBLISH, "pub": PUBLISH, "subscribe": SUBSCRIBE, "sub": SUBSCRIBE, "all": PUBLISH | SUBSCRIBE
-}
+_ACTIONS: Final = {"publish": PUBLISH, "pub": PUBLISH, "subscribe": SUBSCRIBE, "sub": SUBSCRIBE, "all": PUBLISH | SUBSCRIBE}
 _LISTS: Final = {"pub": PUBLISH, "sub": SUBSCRIBE, "all": PUBLISH | SUBSCRIBE}
 _PLACEHOLDERS: Final = {"${clientid}": "%c", "${username}": "%u"}
 

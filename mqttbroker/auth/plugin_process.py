@@ -21,10 +21,7 @@ log = logging.getLogger("mqttbroker.auth")
 MAX_LINE = 500  # characters of a line of output in the log
 MAX_LINES = 20  # of output in the log, per second
 # The argument is the directory of this package, so that the process can import it however this one did.
-_PROGRAM = (
-    "import sys; sys.path.append(sys.argv[1]);"
-    " from mqttbroker.auth.plugin_main import main; main(int(sys.argv[2]))"
-)
+_PROGRAM = "import sys; sys.path.append(sys.argv[1]); from mqttbroker.auth.plugin_main import main; main(int(sys.argv[2]))"
 
 
 class PluginFailed(Exception):
@@ -61,9 +58,12 @@ class PluginProcess:
         with theirs:
             try:
                 self._process = process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2]),
-                    str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT, start_new_session=True,  # Ctrl-C is for the broker
+                    [sys.executable, "-P", "-c", _PROGRAM, str(Path(__file__).resolve().parents[2]), str(theirs.fileno())],
+                    pass_fds=[theirs.fileno()],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,  # Ctrl-C is for the broker
                 )
             except OSError as error:
                 ours.close()

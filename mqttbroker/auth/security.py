@@ -120,9 +120,7 @@ class Security:
             spec = spec_of(kind, self._settings)
             if spec is not None:
                 try:
-                    self._external[kind] = ExternalAuthenticator(
-                        kind, spec, terms_of(kind, self._settings), self.bans
-                    )
+                    self._external[kind] = ExternalAuthenticator(kind, spec, terms_of(kind, self._settings), self.bans)
                 except PluginFailed as error:
                     problems.append(f"{kind}: {error}")
         if problems:
@@ -295,9 +293,7 @@ class Security:
     async def change_acl(self, broker: Broker, path: Path, edit: Edit) -> str:
         """`change_passwords` for one of `acl_files`. Raises AclError if its new text is invalid."""
         async with self._reading:
-            acl, version = await asyncio.get_running_loop().run_in_executor(
-                None, _rewritten_acl, path, self._versions[path], edit
-            )
+            acl, version = await asyncio.get_running_loop().run_in_executor(None, _rewritten_acl, path, self._versions[path], edit)
             self._use_acl(broker, path, acl, version)
             return version
 

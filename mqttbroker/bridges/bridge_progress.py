@@ -77,12 +77,19 @@ class BridgeProgress:
             if self._is_new(f"{topic_filter} {code}"):
                 log.warning(
                     "event=bridge_filter_refused bridge=%s address=%s filter=%s reason=%s",
-                    self._name, self.address, topic_filter, name_of_code(code),
+                    self._name,
+                    self.address,
+                    topic_filter,
+                    name_of_code(code),
                 )
         log.log(
             logging.INFO if self._logs_link else logging.DEBUG,
             "event=bridge_connected bridge=%s address=%s client=%s session_present=%s failures=%d",
-            self._name, self.address, client_id, session_present, self._failures_before_link,
+            self._name,
+            self.address,
+            client_id,
+            session_present,
+            self._failures_before_link,
         )
         self._failures_before_link = 0
         self._logs_link = False

@@ -29,9 +29,7 @@ class IncomingMessages:
     A message that is not published is acknowledged to the remote as if it were.
     """
 
-    def __init__(
-        self, terms: RelayTerms, counts: Counts, tag: LoopTag, to_remote: PacketOutput, to_local: PacketOutput
-    ) -> None:
+    def __init__(self, terms: RelayTerms, counts: Counts, tag: LoopTag, to_remote: PacketOutput, to_local: PacketOutput) -> None:
         self._version = terms.version
         self._counts = counts
         self._tag = tag

@@ -102,7 +102,13 @@ class Relay:
             properties.receive_maximum = terms.receive_maximum
             properties.maximum_packet_size = terms.max_packet_size
         packet = Connect(
-            terms.client_id, terms.version, terms.clean_start, terms.keep_alive, will, terms.username, terms.password,
+            terms.client_id,
+            terms.version,
+            terms.clean_start,
+            terms.keep_alive,
+            will,
+            terms.username,
+            terms.password,
             properties,
         )
         packet.bridge = terms.private and terms.version < 5

@@ -50,9 +50,7 @@ class RemoteSessions:
     def history(self, address: Address, new_filters: Sequence[str]) -> RemoteHistory:
         """``new_filters`` are local ones, subscribed to since the last link."""
         key, state = self._key(address), self._state
-        return RemoteHistory(
-            self._ids_elsewhere(key), state.left_behind.get(key, ()), state.filters.get(key, ()), new_filters
-        )
+        return RemoteHistory(self._ids_elsewhere(key), state.left_behind.get(key, ()), state.filters.get(key, ()), new_filters)
 
     def join(self, address: Address, session: Session) -> LocalState:
         """The state of the local session. Its ids in flight are noted if they belong to another remote."""

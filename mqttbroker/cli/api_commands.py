@@ -55,8 +55,14 @@ def _argument(*names: str, **more: Any) -> Argument:
 
 
 def _filters(required: bool) -> Argument:
-    return _argument("--filter", metavar="FILTER", dest="filters", action="append", required=required,
-                     help="a topic filter whose messages it stores; repeat it for several")
+    return _argument(
+        "--filter",
+        metavar="FILTER",
+        dest="filters",
+        action="append",
+        required=required,
+        help="a topic filter whose messages it stores; repeat it for several",
+    )
 
 
 _LIMIT = _argument("--limit", metavar="N", type=int, default=100, help="how many at most; 0 = all (default: 100)")
@@ -64,8 +70,14 @@ _CLIENT = _argument("client_id", metavar="CLIENT", help="a client id")
 _USER = _argument("username", metavar="USER")
 _FILE = _argument("--file", metavar="FILE", help="one of the broker's files, if it has several")
 _STREAM = _argument("name", metavar="STREAM", help="the name of a stream")
-_SET = _argument("--set", metavar="SETTING=VALUE", dest="settings", action="append", default=[],
-                 help="a setting of [streams.NAME], such as retention_age=7d; repeat it for several")
+_SET = _argument(
+    "--set",
+    metavar="SETTING=VALUE",
+    dest="settings",
+    action="append",
+    default=[],
+    help="a setting of [streams.NAME], such as retention_age=7d; repeat it for several",
+)
 _PROTOCOL = _argument("--protocol", choices=("mqtt", "http"), help="of MQTT clients (default) or HTTP senders")
 _BANNED = (
     _argument("--address", metavar="ADDRESS", help="an address or network"),
@@ -73,8 +85,7 @@ _BANNED = (
     _argument("--client", metavar="CLIENT", dest="client_id"),
 )
 _RULE = (
-    _argument("access", metavar="ACCESS", choices=("read", "write", "readwrite", "deny"),
-              help="read, write, readwrite or deny"),
+    _argument("access", metavar="ACCESS", choices=("read", "write", "readwrite", "deny"), help="read, write, readwrite or deny"),
     _argument("filter", metavar="FILTER", help="the topic filter"),
     _argument("--user", metavar="USER", dest="username", help="of this user; else of anonymous clients"),
     _argument("--pattern", action="store_true", help="for all clients; %%c is the client id, %%u the user name"),
@@ -82,8 +93,7 @@ _RULE = (
 )
 
 
-def show(options: argparse.Namespace, headings: Sequence[str], items: list[Any], more: bool,
-         row: Callable[[Any], Sequence[object]]) -> int:
+def show(options: argparse.Namespace, headings: Sequence[str], items: list[Any], more: bool, row: Callable[[Any], Sequence[object]]) -> int:
     """Print a list."""
     if options.json:
         print_json(items)
@@ -206,8 +216,7 @@ def retained_delete(api: BrokerApi, options: argparse.Namespace) -> int:
 def users_list(api: BrokerApi, options: argparse.Namespace) -> int:
     items, more = api.items("/users", options.limit, prefix=options.prefix, file=options.file)
     with api.as_expected():
-        return show(options, ("USER", "HASH", "FILE"), items, more,
-                    lambda item: (item["username"], item["hash"], item["file"]))
+        return show(options, ("USER", "HASH", "FILE"), items, more, lambda item: (item["username"], item["hash"], item["file"]))
 
 
 def users_add(api: BrokerApi, options: argparse.Namespace) -> int:
@@ -235,11 +244,13 @@ def users_delete(api: BrokerApi, options: argparse.Namespace) -> int:
 
 
 def acl_list(api: BrokerApi, options: argparse.Namespace) -> int:
-    items, more = api.items("/acl/rules", options.limit, username=options.username, file=options.file,
-                            pattern=True if options.pattern else None)
+    items, more = api.items(
+        "/acl/rules", options.limit, username=options.username, file=options.file, pattern=True if options.pattern else None
+    )
     with api.as_expected():
-        return show(options, ("OF", "ACCESS", "FILTER", "FILE"), items, more,
-                    lambda item: (_of(item), item["access"], item["filter"], item["file"]))
+        return show(
+            options, ("OF", "ACCESS", "FILTER", "FILE"), items, more, lambda item: (_of(item), item["access"], item["filter"], item["file"])
+        )
 
 
 def _of(rule: Any) -> str:
@@ -249,15 +260,21 @@ def _of(rule: Any) -> str:
 
 
 def acl_add(api: BrokerApi, options: argparse.Namespace) -> int:
-    body = {"username": options.username, "pattern": options.pattern, "access": options.access,
-            "filter": options.filter}
+    body = {"username": options.username, "pattern": options.pattern, "access": options.access, "filter": options.filter}
     api.change("POST", "/acl/rules", body, file=options.file)
     return DONE
 
 
 def acl_remove(api: BrokerApi, options: argparse.Namespace) -> int:
-    api.change("DELETE", "/acl/rules", username=options.username, pattern=options.pattern, access=options.access,
-               filter=options.filter, file=options.file)
+    api.change(
+        "DELETE",
+        "/acl/rules",
+        username=options.username,
+        pattern=options.pattern,
+        access=options.access,
+        filter=options.filter,
+        file=options.file,
+    )
     return DONE
 
 
@@ -303,8 +320,13 @@ def bans_list(api: BrokerApi, options: argparse.Namespace) -> int:
 
 
 def bans_add(api: BrokerApi, options: argparse.Namespace) -> int:
-    body = {"address": options.address, "username": options.username, "client_id": options.client_id,
-            "seconds": options.seconds, "reason": options.reason}
+    body = {
+        "address": options.address,
+        "username": options.username,
+        "client_id": options.client_id,
+        "seconds": options.seconds,
+        "reason": options.reason,
+    }
     answer = api.change("POST", "/bans", body)
     with api.as_expected():
         print_json(answer) if options.json else print(f"{answer['disconnected']} disconnected")
@@ -312,8 +334,9 @@ def bans_add(api: BrokerApi, options: argparse.Namespace) -> int:
 
 
 def bans_lift(api: BrokerApi, options: argparse.Namespace) -> int:
-    api.change("DELETE", "/bans", address=options.address, username=options.username, client_id=options.client_id,
-               protocol=options.protocol)
+    api.change(
+        "DELETE", "/bans", address=options.address, username=options.username, client_id=options.client_id, protocol=options.protocol
+    )
     return DONE
 
 
@@ -360,16 +383,20 @@ def _flat(value: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def listeners(api: BrokerApi, options: argparse.Namespace) -> int:
     answer = api.get("/listeners")
     with api.as_expected():
-        return show(options, ("TYPE", "ADDRESS", "PORTS", "CLIENTS"), answer["items"], False,
-                    lambda item: (item["type"], item["address"], item["ports"], item["clients"]))
+        return show(
+            options,
+            ("TYPE", "ADDRESS", "PORTS", "CLIENTS"),
+            answer["items"],
+            False,
+            lambda item: (item["type"], item["address"], item["ports"], item["clients"]),
+        )
 
 
 def config(api: BrokerApi, options: argparse.Namespace) -> int:
     answer = api.get("/configuration", prefix=options.prefix)
     with api.as_expected():
         items = [item for item in answer["items"] if not options.changed or item["source"] != "default"]
-        return show(options, ("KEY", "VALUE", "SOURCE"), items, False,
-                    lambda item: (item["key"], brief(item["value"]), item["source"]))
+        return show(options, ("KEY", "VALUE", "SOURCE"), items, False, lambda item: (item["key"], brief(item["value"]), item["source"]))
 
 
 def log_level(api: BrokerApi, options: argparse.Namespace) -> int:
@@ -579,8 +606,9 @@ def add_parsers(commands: Any) -> None:
 
 
 def _add(parsers: Any, name: str, command: Command) -> None:
-    parser = parsers.add_parser(name, help=command.text, description=". ".join(filter(None, (command.text, command.more))), allow_abbrev=False,
-                                epilog=EXIT_STATUSES)
+    parser = parsers.add_parser(
+        name, help=command.text, description=". ".join(filter(None, (command.text, command.more))), allow_abbrev=False, epilog=EXIT_STATUSES
+    )
     for argument in command.arguments:
         parser.add_argument(*argument.names, **argument.more)
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -48,30 +48,45 @@ class _Parser(argparse.ArgumentParser):
 def bench_parser() -> argparse.ArgumentParser:
     """The options of ``mqttbroker bench``."""
     parser = _Parser(
-        prog="mqttbroker bench", add_help=False, allow_abbrev=False,
+        prog="mqttbroker bench",
+        add_help=False,
+        allow_abbrev=False,
         description="Publish to a running broker at a rate, or as fast as it acknowledges, and measure latencies.",
         epilog="Publisher i publishes to PREFIX/ID/i, with a random ID. Without options: 10 publishers, each with a subscriber, 1000 "
-               "messages/s at QoS 1 for 8 s. Ctrl-C ends the sending and prints the result, pressed again without waiting for "
-               "what is on its way. Nothing is retained, and all sessions are removed. exit status: 0 each message came as its "
-               "QoS promises; 1 a message is missing, refused, out of order, or there twice at QoS 0 or 2; 2 wrong call, or the "
-               "broker cannot be reached or refuses a connection or subscription")
+        "messages/s at QoS 1 for 8 s. Ctrl-C ends the sending and prints the result, pressed again without waiting for "
+        "what is on its way. Nothing is retained, and all sessions are removed. exit status: 0 each message came as its "
+        "QoS promises; 1 a message is missing, refused, out of order, or there twice at QoS 0 or 2; 2 wrong call, or the "
+        "broker cannot be reached or refuses a connection or subscription",
+    )
     add_connection_options(parser)
     load = parser.add_argument_group("load")
     add = load.add_argument
     add("--publishers", type=int, default=10, metavar="N", help="default: 10")
     add("--subscribers", type=int, metavar="N", help="0 = none; default: as many as publishers, or --fan-out if that is more")
-    add("--fan-out", type=int, metavar="N",
-        help="subscribers that get each message; default: so many that each subscriber gets the messages of a publisher")
+    add(
+        "--fan-out",
+        type=int,
+        metavar="N",
+        help="subscribers that get each message; default: so many that each subscriber gets the messages of a publisher",
+    )
     add("-q", "--qos", type=int, choices=(0, 1, 2), default=1, help="of messages and subscriptions; default: 1")
     add("--size", type=int, default=64, metavar="BYTES", help=f"of a payload, {MIN_SIZE} or more; default: 64")
-    add("--rate", default="1000", metavar="RATE",
-        help='messages/s of all publishers together, or "max": as fast as is acknowledged; default: 1000')
-    add("--window", type=int, default=100, metavar="N",
-        help="messages of a publisher that may be unacknowledged, at QoS 0 with --rate max undelivered; default: 100")
+    add(
+        "--rate",
+        default="1000",
+        metavar="RATE",
+        help='messages/s of all publishers together, or "max": as fast as is acknowledged; default: 1000',
+    )
+    add(
+        "--window",
+        type=int,
+        default=100,
+        metavar="N",
+        help="messages of a publisher that may be unacknowledged, at QoS 0 with --rate max undelivered; default: 100",
+    )
     add("--duration", type=float, default=8.0, metavar="SECONDS", help="of sending; default: 8")
     add("--count", type=int, default=1_000_000, metavar="N", help="messages after which the sending ends, too; default: 1000000")
-    add("--drain", type=float, default=5.0, metavar="SECONDS",
-        help="wait so long without progress for what is on its way; default: 5")
+    add("--drain", type=float, default=5.0, metavar="SECONDS", help="wait so long without progress for what is on its way; default: 5")
     add("--persistent", action="store_true", help="with persistent sessions of the subscribers")
     add("-t", "--topic", default="bench", metavar="PREFIX", help="of the topics; default: bench")
     add("-I", "--id-prefix", default="bench", metavar="PREFIX", help="of the client ids; default: bench")
@@ -90,8 +105,9 @@ def main(words: list[str]) -> int:
         where = place(options)
         plan = _plan(options)
         secret = password(options)
-        account = Account(VERSIONS[options.protocol_version], options.keepalive, options.username,
-                          None if secret is None else secret.encode())
+        account = Account(
+            VERSIONS[options.protocol_version], options.keepalive, options.username, None if secret is None else secret.encode()
+        )
         _check_files(plan)
         load = _Run(options, where, plan, account)
         import uvloop
@@ -133,14 +149,30 @@ def _plan(options: argparse.Namespace) -> Plan:
     fan_out = options.fan_out or max(1, -(-subscribers // options.publishers))
     if subscribers and not fan_out <= subscribers <= fan_out * options.publishers:
         few = subscribers < fan_out
-        raise OptionError(f"--subscribers must be {fan_out} or more, as --fan-out is" if few else
-                          f"--subscribers must be {fan_out * options.publishers} or less: others would get nothing")
+        raise OptionError(
+            f"--subscribers must be {fan_out} or more, as --fan-out is"
+            if few
+            else f"--subscribers must be {fan_out * options.publishers} or less: others would get nothing"
+        )
     run = secrets.token_hex(4)
     topics = f"{options.topic}/{run}"
     if not is_valid_topic(topics) or options.topic.startswith("$"):
         raise OptionError("-t must be the beginning of a topic name, and not begin with $")
-    return Plan(options.publishers, subscribers, fan_out, options.qos, options.size, rate, options.window, options.duration,
-                options.count, options.drain, options.persistent, topics, f"{options.id_prefix}-{run}")
+    return Plan(
+        options.publishers,
+        subscribers,
+        fan_out,
+        options.qos,
+        options.size,
+        rate,
+        options.window,
+        options.duration,
+        options.count,
+        options.drain,
+        options.persistent,
+        topics,
+        f"{options.id_prefix}-{run}",
+    )
 
 
 def _check_files(plan: Plan) -> None:
@@ -232,8 +264,10 @@ class _Run:
             rates = [(value - old) / (now - before) for value, old in ((load.sent, sent), (load.delivered, delivered))]
             sent, delivered, before = load.sent, load.delivered, now
             latency = load.delivery if load.delivery.count else load.acknowledgement
-            self._say(f"{load.elapsed():5.1f} s  sent {sent} ({rates[0]:.0f}/s)  acknowledged {load.acknowledged}  "
-                      f"delivered {delivered} ({rates[1]:.0f}/s)  p50 {latency.percentile(50):.2f} ms  p99 {latency.percentile(99):.2f} ms")
+            self._say(
+                f"{load.elapsed():5.1f} s  sent {sent} ({rates[0]:.0f}/s)  acknowledged {load.acknowledged}  "
+                f"delivered {delivered} ({rates[1]:.0f}/s)  p50 {latency.percentile(50):.2f} ms  p99 {latency.percentile(99):.2f} ms"
+            )
 
     # --- the result ---------------------------------------------------------------------------------------------------
 
@@ -264,20 +298,31 @@ class _Run:
         plan = result["plan"]
         rate = "as fast as acknowledged" if plan["rate"] == "max" else f"{plan['rate']:g} messages/s"
         sessions = ", persistent sessions" if plan["persistent"] else ""
-        print(f"publishers {plan['publishers']}, subscribers {plan['subscribers']}, fan-out {plan['fan_out']}; QoS {plan['qos']}, "
-              f"{plan['size']} bytes, MQTT {plan['version']}{sessions}; {rate} for {result['seconds']:.1f} s")
+        print(
+            f"publishers {plan['publishers']}, subscribers {plan['subscribers']}, fan-out {plan['fan_out']}; QoS {plan['qos']}, "
+            f"{plan['size']} bytes, MQTT {plan['version']}{sessions}; {rate} for {result['seconds']:.1f} s"
+        )
         if result["interrupted"]:
             print("interrupted: the result so far")
         acknowledged = f"acknowledged {result['acknowledged']}, " if plan["qos"] else ""
-        print(f"sent {result['sent']} ({result['sent_per_s']:.0f}/s), {acknowledged}"
-              f"delivered {result['delivered']} ({result['delivered_per_s']:.0f}/s)")
+        print(
+            f"sent {result['sent']} ({result['sent_per_s']:.0f}/s), {acknowledged}"
+            f"delivered {result['delivered']} ({result['delivered_per_s']:.0f}/s)"
+        )
         print(f"lost {result['lost']}, duplicated {result['duplicated']}, out of order {result['out_of_order']}")
-        for name, text in (("unsent", "due and not sent"), ("unacknowledged", "not acknowledged"), ("refused", "refused by the broker"),
-                           ("unexpected", "unexpected messages")):
+        for name, text in (
+            ("unsent", "due and not sent"),
+            ("unacknowledged", "not acknowledged"),
+            ("refused", "refused by the broker"),
+            ("unexpected", "unexpected messages"),
+        ):
             if result[name]:
                 print(f"{text}: {result[name]}")
-        rows = [(name, *(f"{value:.2f}" for value in result[key].values()))
-                for name, key in (("delivery", "delivery_ms"), ("acknowledgement", "acknowledgement_ms")) if result[key]]
+        rows = [
+            (name, *(f"{value:.2f}" for value in result[key].values()))
+            for name, key in (("delivery", "delivery_ms"), ("acknowledgement", "acknowledgement_ms"))
+            if result[key]
+        ]
         if rows:
             headings = ("LATENCY, MS", "P50", "P95", "P99", "MAX")
             print_table(headings, rows, headings[1:])
@@ -297,8 +342,10 @@ class _Run:
         if result["client_cpu_percent"] > 100 * _BUSY:
             found.append("this command used most of a core: it may be the command that bounds the rate")
         if result["sent_late"]:
-            found.append(f"{result['sent_late']} messages were sent more than {TIMER / 1e6:g} ms after they were due, up to "
-                         f"{result['sent_late_ms']['max']:.1f} ms; their latency includes that")
+            found.append(
+                f"{result['sent_late']} messages were sent more than {TIMER / 1e6:g} ms after they were due, up to "
+                f"{result['sent_late_ms']['max']:.1f} ms; their latency includes that"
+            )
         if result["sessions_left"]:
             found.append(f"{len(result['sessions_left'])} sessions could not be removed: {', '.join(result['sessions_left'][:_SHOWN])} …")
         return found

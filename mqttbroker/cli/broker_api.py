@@ -37,15 +37,17 @@ class CommandError(Exception):
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options that say where the broker is."""
     where = parser.add_argument_group("broker")
-    where.add_argument("--url", metavar="URL",
-                       help=f"the broker's HTTP address; else {_ENVIRONMENT}URL, else that of its configuration")
-    where.add_argument("--token-file", metavar="FILE", type=Path,
-                       help=f"file of the bearer token; else {_ENVIRONMENT}TOKEN_FILE or {_ENVIRONMENT}TOKEN, else "
-                            "that of the configuration")
-    where.add_argument("--token", metavar="TOKEN",
-                       help="the token itself, which other users of this machine can see in the list of processes")
-    where.add_argument("--ca-file", metavar="FILE",
-                       help=f"authorities that sign the broker's certificate; else {_ENVIRONMENT}CA_FILE")
+    where.add_argument("--url", metavar="URL", help=f"the broker's HTTP address; else {_ENVIRONMENT}URL, else that of its configuration")
+    where.add_argument(
+        "--token-file",
+        metavar="FILE",
+        type=Path,
+        help=f"file of the bearer token; else {_ENVIRONMENT}TOKEN_FILE or {_ENVIRONMENT}TOKEN, else that of the configuration",
+    )
+    where.add_argument(
+        "--token", metavar="TOKEN", help="the token itself, which other users of this machine can see in the list of processes"
+    )
+    where.add_argument("--ca-file", metavar="FILE", help=f"authorities that sign the broker's certificate; else {_ENVIRONMENT}CA_FILE")
     where.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file")
 
 
@@ -114,8 +116,7 @@ class BrokerApi:
             with self.as_expected():
                 found += page["items"]
                 cursor = page["next_cursor"]
-                missing = [f"shard {core['shard']} of {core['node'] or 'no node'}: {core['reason']}"
-                           for core in page.get("unanswered", ())]
+                missing = [f"shard {core['shard']} of {core['node'] or 'no node'}: {core['reason']}" for core in page.get("unanswered", ())]
             if cursor is None or (limit and len(found) >= limit):
                 for line in missing:
                     print(f"mqttbroker: not in the list: {line}", file=sys.stderr)
@@ -127,8 +128,7 @@ class BrokerApi:
         try:
             yield
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CommandError(f"{self.url} does not answer as a broker of version {__version__} does ({error!r})",
-                               AWAY) from None
+            raise CommandError(f"{self.url} does not answer as a broker of version {__version__} does ({error!r})", AWAY) from None
 
     def _failure(self, error: Any) -> CommandError:
         if error.status == 0:

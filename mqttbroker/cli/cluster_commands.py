@@ -61,9 +61,7 @@ def snapshot(api: BrokerApi, options: argparse.Namespace) -> int:
 
 def _snapshots(answer: Any) -> dict[int, int]:
     """The snapshots that the asked node has written of each shard that it owns."""
-    return {
-        one["shard"]: one["core"]["snapshots"] for one in answer["shards"] if one["core"] and one["core"]["role"] == "owner"
-    }
+    return {one["shard"]: one["core"]["snapshots"] for one in answer["shards"] if one["core"] and one["core"]["role"] == "owner"}
 
 
 def _show(api: BrokerApi, options: argparse.Namespace, answer: Any) -> int:

@@ -128,8 +128,7 @@ def wait_until_ready(nodes: Sequence[Node]) -> None:
     until = time.monotonic() + READY_SECONDS
     while not all([node.ready() for node in nodes]):
         if time.monotonic() > until:
-            raise DemoError(f"not ready after {READY_SECONDS:.0f} s: "
-                            + ", ".join(node.name for node in nodes if not node.ready()))
+            raise DemoError(f"not ready after {READY_SECONDS:.0f} s: " + ", ".join(node.name for node in nodes if not node.ready()))
         time.sleep(0.1)
 
 
@@ -199,9 +198,7 @@ class Publisher:
         client.on_publish = self._published
         properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
         properties.SessionExpiryInterval = SESSION_EXPIRY
-        client.connect_async(
-            "127.0.0.1", port, keepalive=10, clean_start=paho.MQTT_CLEAN_START_FIRST_ONLY, properties=properties
-        )
+        client.connect_async("127.0.0.1", port, keepalive=10, clean_start=paho.MQTT_CLEAN_START_FIRST_ONLY, properties=properties)
         self.thread = threading.Thread(target=self._run, name=f"sensor-{sensor.name}", daemon=True)
 
     def _run(self) -> None:
@@ -272,8 +269,11 @@ def running_cluster(directory: Path, console: Console) -> Iterator[tuple[LocalKa
     """Three Kafka brokers and three nodes that serve clients. Raises DemoError."""
     kafka_files = directory / "kafka"
     kafka_files.mkdir()
-    console.print("Kafka starts" if LIBRARIES.exists()
-                  else "Maven downloads Kafka, which may take some minutes; then it starts", highlight=False, soft_wrap=True)
+    console.print(
+        "Kafka starts" if LIBRARIES.exists() else "Maven downloads Kafka, which may take some minutes; then it starts",
+        highlight=False,
+        soft_wrap=True,
+    )
     try:
         with LocalKafka(kafka_files, 3) as kafka:
             console.print("3 Kafka brokers run; the nodes start", highlight=False)
@@ -297,9 +297,7 @@ class Faults:
         self._console = console
         self._kafka = kafka
         self._nodes = nodes
-        self._steps = [
-            (0.25, self._kill_node), (0.45, self._kill_broker), (0.6, self._start_broker), (0.75, self._start_node)
-        ]
+        self._steps = [(0.25, self._kill_node), (0.45, self._kill_broker), (0.6, self._start_broker), (0.75, self._start_node)]
 
     def reached(self, share: float) -> None:
         """So much of the readings is published."""
@@ -349,11 +347,13 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     """Run the demo; returns whether nothing is missing or doubled. Raises DemoError and IngestError."""
     total = sum(len(sensor.readings) for sensor in sensors)
     table = directory / "tables" / "readings"
-    bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                    console=console)
+    bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     with running_cluster(directory, console) as (kafka, nodes), Balancer(nodes) as balancer:
-        console.print("3 nodes serve clients: " + ", ".join(
-            f"{node.name} on port {node.port}" for node in nodes) + "; Spark starts", highlight=False, soft_wrap=True)
+        console.print(
+            "3 nodes serve clients: " + ", ".join(f"{node.name} on port {node.port}" for node in nodes) + "; Spark starts",
+            highlight=False,
+            soft_wrap=True,
+        )
         with stderr_in(directory / "spark-start.log"):
             spark = make_session(IngestConfig(()))
         try:
@@ -379,8 +379,11 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
             kept = compare(console, sensors, arrived(spark, table), ingest.bad)
         finally:
             spark.stop()
-    console.print(f"reconnects of {len(publishers)} sensors: {sum(publisher.reconnects for publisher in publishers)}; "
-                  f"retained meta messages: {len(retained)} of {len(sensors)}", highlight=False)
+    console.print(
+        f"reconnects of {len(publishers)} sensors: {sum(publisher.reconnects for publisher in publishers)}; "
+        f"retained meta messages: {len(retained)} of {len(sensors)}",
+        highlight=False,
+    )
     return kept and len(retained) == len(sensors)
 
 

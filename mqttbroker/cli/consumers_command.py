@@ -19,7 +19,8 @@ COLUMNS = ("STREAM", "CONSUMER", "PARTITION", "OFFSET", "LAG", "BEHIND", "REPORT
 def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``mqttbroker``."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "consumers", help="say how far the readers of streams have come", allow_abbrev=False)
+        "consumers", help="say how far the readers of streams have come", allow_abbrev=False
+    )
     parser.add_argument("stream", metavar="STREAM", nargs="?", help="of this stream only")
     parser.add_argument("--forget", metavar="CONSUMER", help="forget this consumer of STREAM")
     parser.add_argument("--reset", metavar="GROUP", help="have this group of STREAM continue at --to")
@@ -80,9 +81,18 @@ def _group(name: str) -> str:
 
 def _rows(stream: str, consumers: list[Any]) -> list[tuple[str, ...]]:
     return [
-        (stream, consumer["consumer"], str(place["partition"]), str(place["offset"]), str(place["lag"]),
-         duration(place["lag_seconds"]), duration(consumer["report_age_seconds"]) + " ago", _retention(place))
-        for consumer in consumers for place in consumer["partitions"]
+        (
+            stream,
+            consumer["consumer"],
+            str(place["partition"]),
+            str(place["offset"]),
+            str(place["lag"]),
+            duration(place["lag_seconds"]),
+            duration(consumer["report_age_seconds"]) + " ago",
+            _retention(place),
+        )
+        for consumer in consumers
+        for place in consumer["partitions"]
     ]
 
 

@@ -182,15 +182,15 @@ async def replay(sensor: Sensor, port: int, advance: Callable[[int], None]) -> N
     meta = json.dumps({"sensor": sensor.name, "unit": sensor.unit, "readings": len(sensor.readings)})
     quiet = logging.getLogger("demo.clients")
     quiet.setLevel(logging.ERROR)  # aiomqtt warns if more than ten messages are in flight
-    async with Client("127.0.0.1", port, identifier=f"sensor-{sensor.name}", protocol=ProtocolVersion.V5,
-                      max_inflight_messages=WINDOW, logger=quiet) as client:
+    async with Client(
+        "127.0.0.1", port, identifier=f"sensor-{sensor.name}", protocol=ProtocolVersion.V5, max_inflight_messages=WINDOW, logger=quiet
+    ) as client:
         await client.publish(f"sensors/{sensor.name}/meta", meta, qos=1, retain=True)
         for start in range(0, len(sensor.readings), WINDOW):
             part = list(enumerate(sensor.readings[start : start + WINDOW], start))
             payloads = [json.dumps({"seq": seq, "ts": moment, "value": value}) for seq, (moment, value) in part]
             await asyncio.gather(
-                *(client.publish(sensor.topic, payload, qos=seq % 3, timeout=60)
-                  for (seq, _), payload in zip(part, payloads))
+                *(client.publish(sensor.topic, payload, qos=seq % 3, timeout=60) for (seq, _), payload in zip(part, payloads))
             )
             advance(len(part))
 
@@ -286,9 +286,16 @@ def show(console: Console, rows: list[Row]) -> None:
     for name in ("count", "min", "mean", "max", "partition", "first", "last"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        table.add_row(row.sensor, format(row["count"], ","), f"{row.min:.2f}",
-                      f"{row.mean:.2f}", f"{row.max:.2f}", str(row.partition), str(row.first_offset),
-                      str(row.last_offset))
+        table.add_row(
+            row.sensor,
+            format(row["count"], ","),
+            f"{row.min:.2f}",
+            f"{row.mean:.2f}",
+            f"{row.max:.2f}",
+            str(row.partition),
+            str(row.first_offset),
+            str(row.last_offset),
+        )
     console.print(table)
 
 
@@ -321,16 +328,14 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     """Run the demo; returns whether nothing is missing or doubled. Raises DemoError and IngestError."""
     total = sum(len(sensor.readings) for sensor in sensors)
     table = directory / "tables" / "readings"
-    bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                    console=console)
+    bars = Progress(TextColumn("{task.description:14}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console)
     with running_broker(directory) as port_of:
         console.print("broker and Spark start, which takes some seconds", highlight=False, soft_wrap=True)
         with console.status("starting"), stderr_in(directory / "spark-start.log"):
             spark = make_session(IngestConfig(()))
         try:
             port, http_port = port_of("tcp"), port_of("http")
-            console.print(f"broker on port {port}, dashboard and streams on http://127.0.0.1:{http_port}/",
-                          highlight=False, soft_wrap=True)
+            console.print(f"broker on port {port}, dashboard and streams on http://127.0.0.1:{http_port}/", highlight=False, soft_wrap=True)
             with bars:
                 published = bars.add_task("published", total=total)
                 ingested = bars.add_task("in the table", total=total)
@@ -356,8 +361,7 @@ Demo = Callable[[Console, list[Sensor], Path], bool]
 def run_command(program: str, description: str, kept: str, perform: Demo, arguments: Optional[Sequence[str]]) -> int:
     """The command of a demo, which ``perform`` does in a directory for what is ``kept`` on demand; returns the exit status."""
     parser = argparse.ArgumentParser(prog=program, description=description)
-    parser.add_argument("--data", type=Path, metavar="DIR",
-                        help="CSV files (timestamp,value) instead of a simulated plant")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="CSV files (timestamp,value) instead of a simulated plant")
     parser.add_argument("--keep", type=Path, metavar="DIR", help=f"directory for {kept}")
     options = parser.parse_args(arguments)
     console = Console(width=None if sys.stdout.isatty() else 100)
@@ -373,8 +377,7 @@ def run_command(program: str, description: str, kept: str, perform: Demo, argume
     finally:
         if options.keep is None:
             shutil.rmtree(directory, ignore_errors=True)
-    console.print(f"{'everything is there' if complete else 'SOMETHING IS WRONG'}, {time.monotonic() - start:.0f} s",
-                  highlight=False)
+    console.print(f"{'everything is there' if complete else 'SOMETHING IS WRONG'}, {time.monotonic() - start:.0f} s", highlight=False)
     return 0 if complete else 1
 
 

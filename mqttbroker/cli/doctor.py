@@ -38,8 +38,7 @@ CLOCK_SLACK = 60.0  # seconds
 _STA_UNSYNC = 0x40  # of adjtimex(2)
 # SQLite's write-ahead log needs memory that processes share, which these do not have; a tmpfs is lost with the power.
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "fuse.sshfs")
-_SECRETS = ("password_file", "keyfile", "token_file", "secret_file", "key_file", "authorization_file", "headers_file",
-            "options_file")
+_SECRETS = ("password_file", "keyfile", "token_file", "secret_file", "key_file", "authorization_file", "headers_file", "options_file")
 
 
 class Finding(NamedTuple):
@@ -54,8 +53,11 @@ class Finding(NamedTuple):
 def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``mqttbroker``."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "doctor", help="look for what keeps a broker from working well, with a cure for each", allow_abbrev=False,
-        epilog="exit status: 0 no problem, perhaps warnings; 1 a problem; 2 wrong call")
+        "doctor",
+        help="look for what keeps a broker from working well, with a cure for each",
+        allow_abbrev=False,
+        epilog="exit status: 0 no problem, perhaps warnings; 1 a problem; 2 wrong call",
+    )
     parser.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file")
     parser.add_argument("--data-dir", dest="--data-dir", metavar="DIR", help="the data directory")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -89,7 +91,17 @@ def findings(config: Optional[Path], data_dir: Optional[str]) -> Iterator[Findin
     for text in warned:
         yield Finding("configuration", WARNING, text, "use the new name")
     checks: tuple[Callable[[Settings], Iterator[Finding]], ...] = (
-        _configuration, _open_files, _ports, _backlog, _data_directory, _disk, _secrets, _certificates, _clock, _java)
+        _configuration,
+        _open_files,
+        _ports,
+        _backlog,
+        _data_directory,
+        _disk,
+        _secrets,
+        _certificates,
+        _clock,
+        _java,
+    )
     for check in checks:
         yield from check(settings)
 
@@ -98,8 +110,12 @@ def _build() -> Iterator[Finding]:
     if build_kind() == "compiled":
         yield Finding("build", OK, "compiled")
     else:
-        yield Finding("build", WARNING, "plain Python, which takes several times the CPU",
-                      "install a C compiler and Python's headers (apt install gcc python3-dev), then install again")
+        yield Finding(
+            "build",
+            WARNING,
+            "plain Python, which takes several times the CPU",
+            "install a C compiler and Python's headers (apt install gcc python3-dev), then install again",
+        )
 
 
 def _configuration(settings: Settings) -> Iterator[Finding]:
@@ -126,9 +142,12 @@ def _open_files(settings: Settings) -> Iterator[Finding]:
         limit = "unlimited" if hard == resource.RLIM_INFINITY else str(hard)
         yield Finding("open files", OK, f"{limit}, {needed} are needed")
     else:
-        yield Finding("open files", WARNING, f"the hard limit is {hard}, the limits of connections need {needed}",
-                      f"LimitNOFILE={needed} in the systemd unit, docker run --ulimit nofile={needed}, or a lower "
-                      "limits.max_connections")
+        yield Finding(
+            "open files",
+            WARNING,
+            f"the hard limit is {hard}, the limits of connections need {needed}",
+            f"LimitNOFILE={needed} in the systemd unit, docker run --ulimit nofile={needed}, or a lower limits.max_connections",
+        )
 
 
 # --- network ----------------------------------------------------------------------------------------------------------
@@ -136,8 +155,7 @@ def _open_files(settings: Settings) -> Iterator[Finding]:
 
 def _ports(settings: Settings) -> Iterator[Finding]:
     running = broker_runs(settings.data_dir)
-    places = [(f"listeners.{index}", one.host, one.port) for index, one in enumerate(settings.listeners)
-              if one.type != "unix"]
+    places = [(f"listeners.{index}", one.host, one.port) for index, one in enumerate(settings.listeners) if one.type != "unix"]
     if settings.http.port is not None:
         places.append(("http", settings.http.host, settings.http.port))
     for name, host, port in places:
@@ -147,15 +165,13 @@ def _ports(settings: Settings) -> Iterator[Finding]:
 def _port(name: str, host: str, port: int, running: bool) -> Finding:
     where = f"{name}: {Listener(host=host, port=port).address}"
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        family, kind, protocol, _, address = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         with socket.socket(family, kind, protocol) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind(address)
             probe.listen(1)
     except socket.gaierror as error:
-        return Finding("port", PROBLEM, f"{where}: {error.strerror}",
-                       "give an address of this machine, or a name that resolves")
+        return Finding("port", PROBLEM, f"{where}: {error.strerror}", "give an address of this machine, or a name that resolves")
     except OSError as error:
         if error.errno == errno.EADDRINUSE and running:
             return Finding("port", OK, f"{where}: in use, and a broker runs on this data directory")
@@ -185,8 +201,12 @@ def _backlog(settings: Settings) -> Iterator[Finding]:
     except (OSError, ValueError):
         return  # not Linux
     if allowed < 1024:
-        yield Finding("backlog", WARNING, f"net.core.somaxconn is {allowed}: of many clients that connect at once some wait "
-                      "for seconds", "sysctl -w net.core.somaxconn=4096")
+        yield Finding(
+            "backlog",
+            WARNING,
+            f"net.core.somaxconn is {allowed}: of many clients that connect at once some wait for seconds",
+            "sysctl -w net.core.somaxconn=4096",
+        )
     else:
         yield Finding("backlog", OK, f"net.core.somaxconn is {allowed}")
 
@@ -201,17 +221,26 @@ def _data_directory(settings: Settings) -> Iterator[Finding]:
         return
     status = directory.stat()
     if status.st_uid not in (os.geteuid(), 0) and os.geteuid() != 0:
-        yield Finding("data directory", WARNING, f"{directory} belongs to another user than this one",
-                      "run this command as the broker's user: sudo -u mqttbroker mqttbroker doctor")
+        yield Finding(
+            "data directory",
+            WARNING,
+            f"{directory} belongs to another user than this one",
+            "run this command as the broker's user: sudo -u mqttbroker mqttbroker doctor",
+        )
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
         yield Finding("data directory", PROBLEM, f"every user may write to {directory}", f"chmod o-w {directory}")
     kind = file_system(directory)
     if kind in _REMOTE:
-        yield Finding("data directory", PROBLEM, f"{directory} is on {kind}, on which SQLite may lose data",
-                      "set data_dir to a local disk, or a block device over the network")
+        yield Finding(
+            "data directory",
+            PROBLEM,
+            f"{directory} is on {kind}, on which SQLite may lose data",
+            "set data_dir to a local disk, or a block device over the network",
+        )
     elif kind in ("tmpfs", "ramfs") and settings.durability != "off":
-        yield Finding("data directory", WARNING, f"{directory} is on {kind}, which is lost when the machine restarts",
-                      "set data_dir to a disk")
+        yield Finding(
+            "data directory", WARNING, f"{directory} is on {kind}, which is lost when the machine restarts", "set data_dir to a disk"
+        )
     else:
         yield Finding("data directory", OK, f"{directory} is on {kind or 'a file system of unknown type'}")
 
@@ -223,8 +252,7 @@ def file_system(directory: Path) -> str:
     except OSError:
         return ""
     path = directory.resolve()
-    found = [(len(place), index, kind) for index, (place, kind) in enumerate(mounts)
-             if Path(place) == path or Path(place) in path.parents]
+    found = [(len(place), index, kind) for index, (place, kind) in enumerate(mounts) if Path(place) == path or Path(place) in path.parents]
     return max(found)[2] if found else ""
 
 
@@ -232,8 +260,12 @@ def _disk(settings: Settings) -> Iterator[Finding]:
     directory = next(path for path in (settings.data_dir, *settings.data_dir.absolute().parents) if path.exists())
     free = shutil.disk_usage(directory).free
     if free < FREE_BYTES:
-        yield Finding("disk space", WARNING, f"{free >> 20} MiB are free on the disk of {directory}",
-                      "free some, or limit retention_bytes and limits.max_total_queued_bytes")
+        yield Finding(
+            "disk space",
+            WARNING,
+            f"{free >> 20} MiB are free on the disk of {directory}",
+            "free some, or limit retention_bytes and limits.max_total_queued_bytes",
+        )
     else:
         yield Finding("disk space", OK, f"{free / (1 << 30):.1f} GiB are free")
     if settings.durability == "off" or not settings.data_dir.is_dir():
@@ -241,13 +273,21 @@ def _disk(settings: Settings) -> Iterator[Finding]:
     try:
         seconds = fsync_seconds(settings.data_dir)
     except OSError as error:
-        yield Finding("fsync", PROBLEM, f"{settings.data_dir} cannot be written: {error.strerror}",
-                      f"chown the directory to the broker's user, and check the disk: dmesg, df {settings.data_dir}")
+        yield Finding(
+            "fsync",
+            PROBLEM,
+            f"{settings.data_dir} cannot be written: {error.strerror}",
+            f"chown the directory to the broker's user, and check the disk: dmesg, df {settings.data_dir}",
+        )
         return
     text = f"{seconds * 1000:.2f} ms for 4 KiB (median of {FSYNCS})"
     if seconds > SLOW_FSYNC:
-        yield Finding("fsync", WARNING, f"{text}: each acknowledgement at QoS 1 and 2 waits at least that long",
-                      'use an SSD with power-loss protection, or durability = "interval" if the last second may be lost')
+        yield Finding(
+            "fsync",
+            WARNING,
+            f"{text}: each acknowledgement at QoS 1 and 2 waits at least that long",
+            'use an SSD with power-loss protection, or durability = "interval" if the last second may be lost',
+        )
     else:
         yield Finding("fsync", OK, text)
 
@@ -269,8 +309,7 @@ def _secrets(settings: Settings) -> Iterator[Finding]:
     paths = {value for key, value in values if key in _SECRETS and isinstance(value, Path)}
     if any(value is not None and value != () for key, value in values if key in SECRETS):
         # A secret is in the configuration, or in a file that the same key with _file names.
-        places = {source.rpartition(":")[0] for key, source in settings.sources.items()
-                  if key.rpartition(".")[2] in (*SECRETS, "access")}
+        places = {source.rpartition(":")[0] for key, source in settings.sources.items() if key.rpartition(".")[2] in (*SECRETS, "access")}
         paths |= {Path(place) for place in places if place}
     found = [path for path in sorted(paths) if os.path.exists(path)]  # false if this user cannot see it
     open_to_all = [path for path in found if path.stat().st_mode & (stat.S_IROTH | stat.S_IWOTH)]
@@ -319,8 +358,12 @@ def _clock(settings: Settings) -> Iterator[Finding]:
     newest = max((path.stat().st_mtime for path in settings.data_dir.glob("*") if path.is_file()), default=0.0)
     behind = newest - time.time()
     if behind > CLOCK_SLACK:
-        yield Finding("clock", PROBLEM, f"the clock is {behind:.0f} s behind the newest file of {settings.data_dir}: messages "
-                      "and sessions would expire late", "set the clock: timedatectl set-ntp true")
+        yield Finding(
+            "clock",
+            PROBLEM,
+            f"the clock is {behind:.0f} s behind the newest file of {settings.data_dir}: messages and sessions would expire late",
+            "set the clock: timedatectl set-ntp true",
+        )
         return
     synchronised = clock_is_synchronised()
     if synchronised is None:
@@ -328,8 +371,12 @@ def _clock(settings: Settings) -> Iterator[Finding]:
     elif synchronised:
         yield Finding("clock", OK, "synchronised")
     else:
-        yield Finding("clock", WARNING, "not synchronised with a time server: timestamps of messages, expiries and tokens "
-                      "depend on it", "timedatectl set-ntp true, or install chrony")
+        yield Finding(
+            "clock",
+            WARNING,
+            "not synchronised with a time server: timestamps of messages, expiries and tokens depend on it",
+            "timedatectl set-ntp true, or install chrony",
+        )
 
 
 def clock_is_synchronised() -> Optional[bool]:

@@ -43,9 +43,7 @@ def add_parser(commands: Any) -> None:
         f" {INCOMPLETE} if a line on stderr names what was not, 1 if nothing was, 2 if the call was wrong.",
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "directory", metavar="DIR", type=Path, help="the data directory of the single broker: empty, or not there yet"
-    )
+    parser.add_argument("directory", metavar="DIR", type=Path, help="the data directory of the single broker: empty, or not there yet")
     parser.add_argument("--config", metavar="FILE", type=Path, required=True, help="the TOML file of a node of the cluster")
     parser.add_argument(
         "--leave-out", metavar="STREAM", action="append", default=[],

@@ -24,8 +24,11 @@ _ANY_ADDRESS = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "*": "127.0.0.1", "::":
 def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``mqttbroker``."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        "healthcheck", help="ask the broker of this machine whether it lives", allow_abbrev=False,
-        epilog="exit status: 0 it lives, or has no HTTP server; 1 it does not answer; 2 wrong call or configuration")
+        "healthcheck",
+        help="ask the broker of this machine whether it lives",
+        allow_abbrev=False,
+        epilog="exit status: 0 it lives, or has no HTTP server; 1 it does not answer; 2 wrong call or configuration",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--config", metavar="FILE", type=Path, help="the broker's TOML file")
     which.add_argument("--pid", metavar="PID", type=int, help="take the file and flags from the command line of this process")
@@ -42,7 +45,7 @@ def run(options: argparse.Namespace, serve_options: Callable[[list[str]], argpar
             return _failed(f"process {options.pid}: {error.strerror}")
         if "serve" not in words:
             return _failed(f"process {options.pid} is no mqttbroker serve")
-        served = serve_options(words[words.index("serve"):])
+        served = serve_options(words[words.index("serve") :])
         config = served.config
         flags = {flag: value for flag in FLAGS if (value := getattr(served, flag)) is not None}
     settings = load_settings(config, os.environ, flags, lambda _: None).http

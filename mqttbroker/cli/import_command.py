@@ -25,8 +25,9 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("file", metavar="MOSQUITTO_CONF", type=Path, help="mosquitto.conf")
     parser.add_argument("--db", metavar="FILE", type=Path, help="mosquitto.db; default: the one that the file names")
-    parser.add_argument("--to", metavar="DIR", type=Path, default=Path("mqttbroker"),
-                        help="new or empty directory for the result; default: ./mqttbroker")
+    parser.add_argument(
+        "--to", metavar="DIR", type=Path, default=Path("mqttbroker"), help="new or empty directory for the result; default: ./mqttbroker"
+    )
 
 
 def run(options: argparse.Namespace) -> int:

@@ -157,9 +157,15 @@ class Load:
             connect = self._connect(f"s{index}", self.plan.persistent)
             self.subscribers.append(Subscriber(connect, self.plan.qos, partial(self._received, deliveries)))
         for index in range(self.plan.publishers):
-            self.publishers.append(Publisher(
-                self._connect(f"p{index}", False), f"{self.plan.topics}/{index}", self.plan.qos, self._acknowledged,
-                partial(self._may_fill, index)))
+            self.publishers.append(
+                Publisher(
+                    self._connect(f"p{index}", False),
+                    f"{self.plan.topics}/{index}",
+                    self.plan.qos,
+                    self._acknowledged,
+                    partial(self._may_fill, index),
+                )
+            )
         # The first alone: a wrong password is one failed login, and not a reason for a ban.
         await self._ready(0, limit)
         await _together(self._subscribed(index, limit) for index in range(self.plan.subscribers))
@@ -219,8 +225,16 @@ class Load:
         account, given = self._account, Properties()
         if persistent:
             given.session_expiry_interval = SESSION_EXPIRY
-        return Connect(f"{self.plan.client_ids}-{name}", account.version, not persistent, account.keep_alive, None,
-                       account.username, account.password, given)
+        return Connect(
+            f"{self.plan.client_ids}-{name}",
+            account.version,
+            not persistent,
+            account.keep_alive,
+            None,
+            account.username,
+            account.password,
+            given,
+        )
 
     async def _connected(self, connection: Connection) -> Connack:
         try:

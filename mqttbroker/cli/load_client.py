@@ -175,16 +175,20 @@ class Connection(asyncio.Protocol):
 
 
 # The return codes of 3.1.1 (3.2.2.3).
-_REFUSALS = {1: "unacceptable protocol version", 2: "identifier rejected", 3: "server unavailable",
-             4: "bad user name or password", 5: "not authorized"}
+_REFUSALS = {
+    1: "unacceptable protocol version",
+    2: "identifier rejected",
+    3: "server unavailable",
+    4: "bad user name or password",
+    5: "not authorized",
+}
 
 
 class Publisher(Connection):
     """Publishes to one topic. ``acknowledged(stamp, reason code)`` is called for each PUBACK, PUBCOMP or refusing PUBREC,
     ``ready()`` when packets may be sent that could not be before, and when the connection has ended."""
 
-    def __init__(self, connect: Connect, topic: str, qos: int, acknowledged: Callable[[int, int], None],
-                 ready: Callable[[], None]) -> None:
+    def __init__(self, connect: Connect, topic: str, qos: int, acknowledged: Callable[[int, int], None], ready: Callable[[], None]) -> None:
         super().__init__(connect)
         self.in_flight: dict[int, int] = {}  # packet id -> stamp
         self._topic = topic.encode()

@@ -32,9 +32,7 @@ POM = f"""<project xmlns="http://maven.apache.org/POM/4.0.0">
   </dependencies>
 </project>
 """
-JVM = (
-    "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Dorg.apache.logging.log4j.level=INFO"
-)
+JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Dorg.apache.logging.log4j.level=INFO")
 # Below the ports that systems give to outgoing connections, which would take that of a broker while it is dead.
 PORTS = range(18_000, 32_000)
 FORMAT_ID = "bXF0dGJyb2tlci10ZXN0cw"  # of the brokers' files
@@ -110,7 +108,10 @@ class KafkaBroker:
         with open(self.settings.with_suffix(".log"), "ab") as output:
             return subprocess.Popen(
                 [*self.place.command, "java", *JVM, "-cp", self.class_path, name, *arguments],
-                stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=self.settings.parent,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                cwd=self.settings.parent,
             )
 
     def start(self) -> None:
@@ -173,51 +174,53 @@ class LocalKafka:
         places = places or [Place()] * count
         class_path = kafka_class_path()
         ports = free_ports(2 * count)
-        voters = ",".join(
-            f"{number}@{place.host}:{port}" for number, (place, port) in enumerate(zip(places, ports[count:]), 1)
-        )
+        voters = ",".join(f"{number}@{place.host}:{port}" for number, (place, port) in enumerate(zip(places, ports[count:]), 1))
         self.brokers: list[KafkaBroker] = []
         for number, place in enumerate(places):
             host = place.host
             path = directory / f"broker-{number + 1}.properties"
             copies = min(3, count)
-            path.write_text("\n".join([
-                f"node.id={number + 1}",
-                "process.roles=broker,controller",
-                f"listeners={protocol}://{host}:{ports[number]},CONTROLLER://{host}:{ports[count + number]}",
-                f"advertised.listeners={protocol}://{host}:{ports[number]}",
-                "controller.listener.names=CONTROLLER",
-                f"listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
-                f"inter.broker.listener.name={protocol}",
-                f"controller.quorum.voters={voters}",
-                f"log.dirs={directory / f'broker-{number + 1}'}",
-                "auto.create.topics.enable=false",
-                f"offsets.topic.replication.factor={copies}",
-                "offsets.topic.num.partitions=3",
-                f"transaction.state.log.replication.factor={copies}",
-                f"transaction.state.log.min.isr={max(1, copies - 1)}",
-                "transaction.state.log.num.partitions=3",
-                "group.initial.rebalance.delay.ms=0",
-                "group.min.session.timeout.ms=500",
-                # Not as short as docs/cluster.md asks: on a busy machine, brokers that live would be taken for dead.
-                "broker.session.timeout.ms=1500",
-                "broker.heartbeat.interval.ms=300",
-                "controller.quorum.election.timeout.ms=500",
-                "controller.quorum.fetch.timeout.ms=1000",
-                "replica.lag.time.max.ms=3000",
-                "num.network.threads=1",
-                "num.io.threads=2",
-                "log.cleaner.dedupe.buffer.size=2097152",
-                "log.segment.bytes=16777216",
-                *settings,
-            ]) + "\n", encoding="utf-8")
+            path.write_text(
+                "\n".join(
+                    [
+                        f"node.id={number + 1}",
+                        "process.roles=broker,controller",
+                        f"listeners={protocol}://{host}:{ports[number]},CONTROLLER://{host}:{ports[count + number]}",
+                        f"advertised.listeners={protocol}://{host}:{ports[number]}",
+                        "controller.listener.names=CONTROLLER",
+                        f"listener.security.protocol.map=CONTROLLER:PLAINTEXT,{protocol}:{protocol}",
+                        f"inter.broker.listener.name={protocol}",
+                        f"controller.quorum.voters={voters}",
+                        f"log.dirs={directory / f'broker-{number + 1}'}",
+                        "auto.create.topics.enable=false",
+                        f"offsets.topic.replication.factor={copies}",
+                        "offsets.topic.num.partitions=3",
+                        f"transaction.state.log.replication.factor={copies}",
+                        f"transaction.state.log.min.isr={max(1, copies - 1)}",
+                        "transaction.state.log.num.partitions=3",
+                        "group.initial.rebalance.delay.ms=0",
+                        "group.min.session.timeout.ms=500",
+                        # Not as short as docs/cluster.md asks: on a busy machine, brokers that live would be taken for dead.
+                        "broker.session.timeout.ms=1500",
+                        "broker.heartbeat.interval.ms=300",
+                        "controller.quorum.election.timeout.ms=500",
+                        "controller.quorum.fetch.timeout.ms=1000",
+                        "replica.lag.time.max.ms=3000",
+                        "num.network.threads=1",
+                        "num.io.threads=2",
+                        "log.cleaner.dedupe.buffer.size=2097152",
+                        "log.segment.bytes=16777216",
+                        *settings,
+                    ]
+                )
+                + "\n",
+                encoding="utf-8",
+            )
             self.brokers.append(KafkaBroker(number + 1, place, ports[number], path, class_path))
 
     def __enter__(self) -> LocalKafka:
         formatting = [
-            broker.tool(
-                "kafka.tools.StorageTool", "format", "-t", FORMAT_ID, "-c", str(broker.settings), *self._formatting
-            )
+            broker.tool("kafka.tools.StorageTool", "format", "-t", FORMAT_ID, "-c", str(broker.settings), *self._formatting)
             for broker in self.brokers
         ]
         for broker, process in zip(self.brokers, formatting):

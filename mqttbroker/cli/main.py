@@ -74,8 +74,7 @@ _OWN_PARSERS = {
 
 def _parser() -> tuple[argparse.ArgumentParser, Any]:
     """The parser of the command without its commands, and what takes these."""
-    parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark",
-                     allow_abbrev=False)
+    parser = _Parser(prog="mqttbroker", description="MQTT 3.1.1 and 5.0 broker with durable streams for Spark", allow_abbrev=False)
     parser.add_argument("--version", action=_Version, nargs=0, help="print the versions of the program and of its data, and exit")
     return parser, parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 

@@ -11,8 +11,15 @@ from paho.mqtt.client import MQTTMessage
 
 _TOKEN = re.compile(r"(%|@|\\)(.)", re.DOTALL)
 _ESCAPES = {"\\": "\\", "0": "\0", "a": "\a", "e": "\033", "n": "\n", "r": "\r", "t": "\t", "v": "\v"}
-_PROPERTIES = {"A": "TopicAlias", "C": "ContentType", "D": "CorrelationData", "E": "MessageExpiryInterval",
-               "F": "PayloadFormatIndicator", "R": "ResponseTopic", "S": "SubscriptionIdentifier"}
+_PROPERTIES = {
+    "A": "TopicAlias",
+    "C": "ContentType",
+    "D": "CorrelationData",
+    "E": "MessageExpiryInterval",
+    "F": "PayloadFormatIndicator",
+    "R": "ResponseTopic",
+    "S": "SubscriptionIdentifier",
+}
 
 # Properties of a PUBLISH in JSON, as mosquitto_sub names them, and the attribute of Paho.
 _JSON_PROPERTIES = {
@@ -44,8 +51,13 @@ def _value(sign: str, letter: str, message: MQTTMessage, now: datetime) -> bytes
     if sign == "\\":
         return _ESCAPES.get(letter, f"\\{letter}").encode()
     if sign == "@":
-        return b"@" if letter == "@" else str(now.microsecond * 1000).zfill(9).encode() if letter == "N" \
+        return (
+            b"@"
+            if letter == "@"
+            else str(now.microsecond * 1000).zfill(9).encode()
+            if letter == "N"
             else now.strftime(f"%{letter}").encode()
+        )
     payload = bytes(message.payload)
     values: dict[str, Any] = {
         "%": "%", "t": message.topic, "q": message.qos, "r": int(message.retain), "m": message.mid, "l": len(payload),
@@ -73,8 +85,13 @@ def _as_json(message: MQTTMessage, now: datetime, payload_is_json: bool) -> str:
             payload = json.loads(message.payload)
         except ValueError:
             payload = None
-    shown = {"tst": now.astimezone().isoformat(timespec="microseconds"), "topic": message.topic, "qos": message.qos,
-             "retain": int(message.retain), "payloadlen": len(message.payload)}
+    shown = {
+        "tst": now.astimezone().isoformat(timespec="microseconds"),
+        "topic": message.topic,
+        "qos": message.qos,
+        "retain": int(message.retain),
+        "payloadlen": len(message.payload),
+    }
     if message.qos:
         shown["mid"] = message.mid
     return _json(_Members([*shown.items(), *_json_properties(message.properties), ("payload", payload)]))

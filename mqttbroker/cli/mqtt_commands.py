@@ -36,8 +36,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(command: str, text: str) -> argparse.ArgumentParser:
-    parser = _Parser(prog=f"mqttbroker {command}", description=text, add_help=False, allow_abbrev=False, epilog=(
-        "exit status: 0 done; 1 failed; 2 wrong call; 27 -W is over; the reason code of a CONNACK that refuses"))
+    parser = _Parser(
+        prog=f"mqttbroker {command}",
+        description=text,
+        add_help=False,
+        allow_abbrev=False,
+        epilog=("exit status: 0 done; 1 failed; 2 wrong call; 27 -W is over; the reason code of a CONNACK that refuses"),
+    )
     add_options(parser)
     return parser
 
@@ -257,8 +262,7 @@ def pub(words: list[str]) -> int:
     parser = pub_parser()
     options = parser.parse_args(words)
     try:
-        kinds = [options.message is not None, options.file is not None, options.stdin_line, options.stdin_file,
-                 options.null_message]
+        kinds = [options.message is not None, options.file is not None, options.stdin_line, options.stdin_file, options.null_message]
         session = _Publisher(options)
         if options.topic is None or not is_valid_topic(options.topic):
             raise OptionError("-t must be a topic name" if options.topic else "-t is required")

@@ -36,8 +36,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("-I", "--id-prefix", metavar="PREFIX", help="client id, with the process id added")
     add("-c", "--disable-clean-session", action="store_true", help="keep the session; needs -i")
     add("-x", "--session-expiry-interval", type=int, metavar="SECONDS", help="of the session, with -V mqttv5")
-    add("-D", "--property", action="append", nargs="+", default=[], metavar="WORD",
-        help="PACKET NAME VALUE, with -V mqttv5: publish content-type text/plain; publish user-property NAME VALUE")
+    add(
+        "-D",
+        "--property",
+        action="append",
+        nargs="+",
+        default=[],
+        metavar="WORD",
+        help="PACKET NAME VALUE, with -V mqttv5: publish content-type text/plain; publish user-property NAME VALUE",
+    )
     add("-q", "--qos", type=int, choices=(0, 1, 2), default=0, help="default: 0")
     add("-d", "--debug", action="store_true", help="print packets on stderr")
     add("--quiet", action="store_true", help="print no errors")
@@ -55,8 +62,7 @@ def add_connection_options(parser: argparse.ArgumentParser) -> None:
     add("-p", "--port", type=int, metavar="PORT", help="default: 1883, 8883 with TLS")
     add("--unix", metavar="PATH", help="connect to a Unix socket")
     add("--ws", action="store_true", help="connect by WebSocket")
-    add("-L", "--url", metavar="URL",
-        help="[mqtt|mqtts|ws|wss]://[user[:password]@]host[:port]/topic, in the place of -h -p -t -u -P")
+    add("-L", "--url", metavar="URL", help="[mqtt|mqtts|ws|wss]://[user[:password]@]host[:port]/topic, in the place of -h -p -t -u -P")
     add("-u", "--username", metavar="USER")
     add("-P", "--pw", metavar="PASSWORD", help="which other users of this machine can see in the list of processes")
     add("--pw-file", metavar="FILE", type=Path, help="a file with the password")

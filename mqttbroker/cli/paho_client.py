@@ -66,8 +66,7 @@ def connect(client: Client, options: argparse.Namespace, where: Place) -> None:
     given = properties(options, "connect") or Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
     if expiry is not None:
         given.SessionExpiryInterval = expiry
-    client.connect(where.host, where.port, options.keepalive, clean_start=not options.disable_clean_session,
-                   properties=given)
+    client.connect(where.host, where.port, options.keepalive, clean_start=not options.disable_clean_session, properties=given)
 
 
 def properties(options: argparse.Namespace, packet: str) -> Optional[Properties]:

@@ -74,7 +74,14 @@ class Redactor:
                 self.too_short += text == value and bool(text)
                 continue
             encoded = b64encode(text.encode(errors="surrogateescape")).decode().rstrip("=")
-            self._secrets |= {text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], quote(text), quote(text, safe=""), encoded}
+            self._secrets |= {
+                text,
+                json.dumps(text)[1:-1],
+                json.dumps(text, ensure_ascii=False)[1:-1],
+                quote(text),
+                quote(text, safe=""),
+                encoded,
+            }
 
     def add_name(self, value: str) -> None:
         """Show a tag in the place of this name, if names are anonymized."""

@@ -63,9 +63,7 @@ def run(options: argparse.Namespace) -> int:
             return _guarded(command, data_dir, lambda: _data_version(data_dir))
         return _guarded(command, data_dir, lambda: _audited(settings, command, data_dir, lambda: _repair(data_dir)))
     target = options.directory if command == "backup" else data_dir
-    return _guarded(
-        command, data_dir, lambda: _audited(settings, command, target, lambda: _copy(command, data_dir, options.directory))
-    )
+    return _guarded(command, data_dir, lambda: _audited(settings, command, target, lambda: _copy(command, data_dir, options.directory)))
 
 
 def _guarded(command: str, data_dir: Path, work: Callable[[], int]) -> int:

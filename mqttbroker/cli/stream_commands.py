@@ -17,9 +17,20 @@ def list_streams(api: BrokerApi, options: argparse.Namespace) -> int:
         if options.json:
             print_json(answer["items"])
             return DONE
-        rows = [(stream["name"], part["partition"], part["log_start_offset"], part["high_watermark"], part["segments"],
-                 part["bytes"], stream["source"], stream["filters"])
-                for stream in answer["items"] for part in stream["partitions"]]
+        rows = [
+            (
+                stream["name"],
+                part["partition"],
+                part["log_start_offset"],
+                part["high_watermark"],
+                part["segments"],
+                part["bytes"],
+                stream["source"],
+                stream["filters"],
+            )
+            for stream in answer["items"]
+            for part in stream["partitions"]
+        ]
     print_table(("STREAM", "PARTITION", "START", "END", "SEGMENTS", "BYTES", "SOURCE", "FILTERS"), rows, _NUMBERS)
     return DONE
 
@@ -56,8 +67,10 @@ def _show(api: BrokerApi, options: argparse.Namespace, stream: Any) -> int:
         if stream["past_filters"]:
             fields["past_filters"] = stream["past_filters"]
         fields |= {name: value for name, value in stream["settings"].items() if name != "filters"}
-        rows = [(part["partition"], part["log_start_offset"], part["high_watermark"], part["segments"], part["bytes"])
-                for part in stream["partitions"]]
+        rows = [
+            (part["partition"], part["log_start_offset"], part["high_watermark"], part["segments"], part["bytes"])
+            for part in stream["partitions"]
+        ]
     print_fields(list(fields.items()))
     print_table(("PARTITION", "START", "END", "SEGMENTS", "BYTES"), rows, _NUMBERS)
     return DONE

@@ -107,12 +107,17 @@ class Bundle:
 
     def _about(self) -> str:
         short = f" {self.redactor.too_short} secrets are too short to be searched for." if self.redactor.too_short else ""
-        names = "Names of clients and users, and addresses, are tags: one name has one tag in this bundle." if self.redactor.anonymize \
+        names = (
+            "Names of clients and users, and addresses, are tags: one name has one tag in this bundle."
+            if self.redactor.anonymize
             else "Client ids, user names, topics and addresses are as they are; --anonymize puts tags in their place."
-        return (f"Made by mqttbroker {__version__} support-bundle at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}.\n"
-                "It holds no payloads. *** stands for a secret: those of the configuration, of the files that it names and of the "
-                f"environment, and what looks like one.{short}\n{names}\n"
-                "missing.txt says what could not be had. log.txt and audit.txt have the broker's own events only.\n")
+        )
+        return (
+            f"Made by mqttbroker {__version__} support-bundle at {time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())}.\n"
+            "It holds no payloads. *** stands for a secret: those of the configuration, of the files that it names and of the "
+            f"environment, and what looks like one.{short}\n{names}\n"
+            "missing.txt says what could not be had. log.txt and audit.txt have the broker's own events only.\n"
+        )
 
     # --- secrets ------------------------------------------------------------------------------------------------------
 
@@ -241,8 +246,15 @@ class Bundle:
         for path, status in _walk(directory):
             count, size = count + 1, size + status.st_size
             if len(files) < MAX_LISTED_FILES:
-                files.append({"path": path, "bytes": status.st_size, "mode": oct(status.st_mode), "uid": status.st_uid,
-                              "changed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(status.st_mtime))})
+                files.append(
+                    {
+                        "path": path,
+                        "bytes": status.st_size,
+                        "mode": oct(status.st_mode),
+                        "uid": status.st_uid,
+                        "changed": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(status.st_mtime)),
+                    }
+                )
         return _json({
             "directory": str(directory), "file_system": file_system(directory), "last_program": last_program(directory),
             "formats": formats, "disk_bytes": usage.total, "disk_free_bytes": usage.free, "inodes_free": places.f_favail,
@@ -267,7 +279,8 @@ class Bundle:
         clustered = self._settings is None or self._settings.cluster.configured
         parts: dict[str, Callable[[], str]] = {
             f"api/{name}.json": lambda path=path: _page(api, path)  # type: ignore[misc]
-            for name, path in _PAGES.items() if name != "cluster" or clustered
+            for name, path in _PAGES.items()
+            if name != "cluster" or clustered
         }
         parts |= {"api/readyz.json": lambda: _ready(api), "api/metrics.txt": lambda: _metrics(api), "api/sys.txt": lambda: _sys(api)}
         end = time.monotonic() + API_SECONDS
@@ -396,5 +409,6 @@ def _sys(api: BrokerApi) -> str:
         items, _ = api.items("/retained", 0, filter=_SYS_TOPICS)
     except CommandError as error:
         raise Missing(str(error)) from None
-    return "".join(f"{item['topic']} {b64decode(item['payload_base64']).decode(errors='replace')}\n" for item in items
-                   if item["client_id"] is None)
+    return "".join(
+        f"{item['topic']} {b64decode(item['payload_base64']).decode(errors='replace')}\n" for item in items if item["client_id"] is None
+    )

@@ -23,16 +23,23 @@ _MODE = 0o600
 def add_parser(commands: Any) -> None:
     """Add the command to the subparsers of ``mqttbroker``."""
     parser: argparse.ArgumentParser = commands.add_parser(
-        COMMAND, help="write a file for a maintainer: state, limits and log, without secrets and payloads", allow_abbrev=False,
+        COMMAND,
+        help="write a file for a maintainer: state, limits and log, without secrets and payloads",
+        allow_abbrev=False,
         description="Writes versions, the machine and its limits, the configuration without secrets, the broker's status, alarms, "
-                    "metrics and $SYS, the last lines of its log, and the names and sizes of its files to one tar.gz that only you "
-                    "may read. The broker may be down. Run it as the broker's user.",
-        epilog="exit status: 0 written; 1 it cannot be written; 2 wrong call")
+        "metrics and $SYS, the last lines of its log, and the names and sizes of its files to one tar.gz that only you "
+        "may read. The broker may be down. Run it as the broker's user.",
+        epilog="exit status: 0 written; 1 it cannot be written; 2 wrong call",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="default: mqttbroker-support-TIME.tar.gz; it must not exist")
-    parser.add_argument("--anonymize", action="store_true",
-                        help="put tags in the place of client ids, user names, topics of log lines, IP addresses and the host's name")
-    parser.add_argument("--log", metavar="FILE", type=Path,
-                        help="the broker's log, as of docker logs; else log.file of the configuration, else the journal")
+    parser.add_argument(
+        "--anonymize",
+        action="store_true",
+        help="put tags in the place of client ids, user names, topics of log lines, IP addresses and the host's name",
+    )
+    parser.add_argument(
+        "--log", metavar="FILE", type=Path, help="the broker's log, as of docker logs; else log.file of the configuration, else the journal"
+    )
     parser.add_argument("--log-lines", metavar="N", type=int, default=5000, help=f"up to {MAX_LOG_LINES}; default: 5000")
     parser.add_argument("--data-dir", dest="--data-dir", metavar="DIR", help="the data directory")
     broker_api.add_options(parser)

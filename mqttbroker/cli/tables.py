@@ -17,8 +17,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], right
     cells = [list(map(cell, row)) for row in [headings, *rows]]
     widths = [max(len(row[column]) for row in cells) for column in range(len(headings))]
     for row in cells:
-        padded = [text.rjust(width) if heading in right else text.ljust(width)
-                  for heading, text, width in zip(headings, row, widths)]
+        padded = [text.rjust(width) if heading in right else text.ljust(width) for heading, text, width in zip(headings, row, widths)]
         print("  ".join(padded).rstrip())
 
 

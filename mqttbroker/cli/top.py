@@ -23,11 +23,24 @@ _RATES = (
     ("publish_received", "msg/s in"), ("publish_sent", "msg/s out"), ("bytes_received", "B/s in"),
     ("bytes_sent", "B/s out"), ("connections", "conn/s"),
 )  # fmt: skip
-_COLUMNS = (("CLIENT", 0, str.ljust), ("USER", 12, str.ljust), ("ADDRESS", 22, str.ljust), ("SINCE", 6, str.rjust),
-            ("SUBS", 6, str.rjust), ("QUEUED", 9, str.rjust), ("IN FLIGHT", 9, str.rjust))  # width 0 = what is left
+_COLUMNS = (
+    ("CLIENT", 0, str.ljust),
+    ("USER", 12, str.ljust),
+    ("ADDRESS", 22, str.ljust),
+    ("SINCE", 6, str.rjust),
+    ("SUBS", 6, str.rjust),
+    ("QUEUED", 9, str.rjust),
+    ("IN FLIGHT", 9, str.rjust),
+)  # width 0 = what is left
 # Keys are code points, those of curses negative, because the two overlap.
 _UP, _DOWN, _PAGE_UP, _PAGE_DOWN, _HOME, _END = (
-    -curses.KEY_UP, -curses.KEY_DOWN, -curses.KEY_PPAGE, -curses.KEY_NPAGE, -curses.KEY_HOME, -curses.KEY_END)
+    -curses.KEY_UP,
+    -curses.KEY_DOWN,
+    -curses.KEY_PPAGE,
+    -curses.KEY_NPAGE,
+    -curses.KEY_HOME,
+    -curses.KEY_END,
+)
 _ENTER = (10, 13, -curses.KEY_ENTER)
 _BACKSPACE = (8, 127, -curses.KEY_BACKSPACE)
 _ESCAPE = 27
@@ -183,8 +196,7 @@ class Top:
         return True
 
     def _other_key(self, key: int) -> None:
-        steps = {_UP: -1, _DOWN: 1, _PAGE_UP: -20, _PAGE_DOWN: 20, _HOME: -MAX_CLIENTS, _END: MAX_CLIENTS,
-                 ord("k"): -1, ord("j"): 1}
+        steps = {_UP: -1, _DOWN: 1, _PAGE_UP: -20, _PAGE_DOWN: 20, _HOME: -MAX_CLIENTS, _END: MAX_CLIENTS, ord("k"): -1, ord("j"): 1}
         changes: dict[int, Callable[[], None]] = {
             ord("s"): lambda: self._sort_by(SORTS[(SORTS.index(self.sort) + 1) % len(SORTS)]),
             ord("r"): lambda: setattr(self, "descending", not self.descending),

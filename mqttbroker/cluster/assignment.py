@@ -50,9 +50,7 @@ def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapp
         for shard, (target, now) in enumerate(zip(targets, current))
     ]
     # The node that is to own a shard later begins as its standby.
-    following = [
-        [target] if target is not None and target != owner else [] for target, owner in zip(targets, owners)
-    ]
+    following = [[target] if target is not None and target != owner else [] for target, owner in zip(targets, owners)]
     _follow(following, owners, by_name, able, standbys)
     return [Place(owner, nodes) for owner, nodes in zip(owners, following)]
 

@@ -341,9 +341,7 @@ class Bus(LongWork):
     # -- marks ------------------------------------------------------------------
 
     def _move_inside(self, each: _Log, before: MarkRow, routed: int) -> None:
-        each.mark = MarkRow(
-            before.log, before.offset, routed, before.epoch, before.owner, before.sequence, before.released
-        )
+        each.mark = MarkRow(before.log, before.offset, routed, before.epoch, before.owner, before.sequence, before.released)
 
     def _pass(self, each: _Log, record: BusRecord) -> None:
         """All of a record is routed."""

@@ -58,16 +58,17 @@ def wanted_topics(cluster: Cluster) -> List[WantedTopic]:
     return [
         WantedTopic(cluster.log_topic, cluster.shards, cluster.replication, logs, cluster.max_record_bytes + BATCH_OVERHEAD),
         WantedTopic(
-            snapshots_topic(cluster.id), cluster.shards, cluster.replication, {**kept, "cleanup.policy": "delete"},
+            snapshots_topic(cluster.id),
+            cluster.shards,
+            cluster.replication,
+            {**kept, "cleanup.policy": "delete"},
             RECORD_BYTES + BATCH_OVERHEAD,
         ),
         WantedTopic(snapshot_index(cluster.id), 1, cluster.replication, {**kept, "cleanup.policy": "compact"}, 0),
     ]
 
 
-def topic_differences(
-    wanted: WantedTopic, partitions: int, replicas: List[int], settings: Dict[str, str]
-) -> Iterator[str]:
+def topic_differences(wanted: WantedTopic, partitions: int, replicas: List[int], settings: Dict[str, str]) -> Iterator[str]:
     """How a topic differs from what is asked for: one line each. ``replicas`` are the numbers of each partition."""
     topic = wanted.name
     if partitions != wanted.partitions:

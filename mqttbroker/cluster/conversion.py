@@ -74,7 +74,13 @@ class StoreRows:
     def write_sets(self) -> Iterator[tuple[int, WriteSet]]:
         """All write sets, each with its shard, in the order in which a shard is to get them. Raises `sqlite3.Error`."""
         for rows in (
-            self._sessions, self._subscriptions, self._queues, self._received, self._retained, self._producers, self._readers,
+            self._sessions,
+            self._subscriptions,
+            self._queues,
+            self._received,
+            self._retained,
+            self._producers,
+            self._readers,
         ):
             yield from rows()
         for shard, part in enumerate(self._parts):
@@ -141,9 +147,7 @@ class StoreRows:
     def _retained(self) -> Iterator[tuple[int, WriteSet]]:
         for found in self._select(RetainedRow._fields, "retained"):
             row = RetainedRow._make(found)
-            message = Message(
-                row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at
-            )
+            message = Message(row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at)
             shard = self._shards.of_text(row.topic)
             yield from self._make_room(shard, message.size)
             self._parts[shard].write_set.retained.append(message)

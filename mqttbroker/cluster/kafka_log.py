@@ -150,9 +150,7 @@ class KafkaLog:
         if any(outcome.offset < 0 for outcome in outcomes.values()):
             self._brokers.refresh_soon()
 
-    async def _answered(
-        self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]
-    ) -> Dict[int, Appended]:
+    async def _answered(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> Dict[int, Appended]:
         """The outcomes of one request, by shard. The request is given up when another Kafka broker leads one of the logs."""
         request = asyncio.get_running_loop().create_task(self._request(leader, appends))
         while not request.done():
@@ -165,9 +163,7 @@ class KafkaLog:
                     await asyncio.wait([request])
         return request.result()
 
-    async def _request(
-        self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]
-    ) -> Dict[int, Appended]:
+    async def _request(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> Dict[int, Appended]:
         request = ProduceRequest(
             None,
             ALL_REPLICAS,
@@ -181,11 +177,7 @@ class KafkaLog:
             return dict.fromkeys(shards, Appended(-1, f"not sent: {error!r}", True))
         except (KafkaError, OSError) as error:
             return dict.fromkeys(shards, Appended(-1, repr(error)))
-        return {
-            partition: _outcome(code, offset)
-            for _, partitions in answer.topics
-            for partition, code, offset, *_ in partitions
-        }
+        return {partition: _outcome(code, offset) for _, partitions in answer.topics for partition, code, offset, *_ in partitions}
 
     # -- ends ---------------------------------------------------------------------
 
@@ -218,9 +210,7 @@ class KafkaLog:
             answer = await self._brokers.send(leader, ASKS, request, ASK_TIMEOUT)
         except (KafkaError, OSError):
             return {}
-        return {
-            partition: offset for _, partitions in answer.topics for partition, code, _, offset, *_ in partitions if code == 0
-        }
+        return {partition: offset for _, partitions in answer.topics for partition, code, _, offset, *_ in partitions if code == 0}
 
     def reader(self, starts: Dict[int, int], on_record: OnRecord) -> LogReader:
         """A reader of the logs of these shards, from these offsets on; ``on_record(shard, offset, record)``."""

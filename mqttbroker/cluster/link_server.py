@@ -105,9 +105,7 @@ def client_context(cafile: Optional[Path], certfile: Optional[Path], keyfile: Op
     return _context(ssl.PROTOCOL_TLS_CLIENT, cafile, certfile, keyfile)
 
 
-def _context(
-    protocol: int, cafile: Optional[Path], certfile: Optional[Path], keyfile: Optional[Path]
-) -> Optional[ssl.SSLContext]:
+def _context(protocol: int, cafile: Optional[Path], certfile: Optional[Path], keyfile: Optional[Path]) -> Optional[ssl.SSLContext]:
     if certfile is None:
         return None
     context = ssl.SSLContext(protocol)
@@ -457,9 +455,7 @@ async def connect_link(
     done = False
     try:
         async with asyncio.timeout(timeout):
-            transport, greeting = await loop.create_connection(
-                lambda: _Greeting(line, address.key), address.host, address.port, ssl=tls
-            )
+            transport, greeting = await loop.create_connection(lambda: _Greeting(line, address.key), address.host, address.port, ssl=tls)
             await greeting.answered
         if greeting.lost:
             raise OSError("closed behind its answer")

@@ -177,9 +177,7 @@ class LogFeed:
         if self._batch:
             batch, self._batch = self._batch, []
             self._call(self._receive, batch)
-        self._reader.held = {
-            number for number, handed in self._handed.items() if handed - self._released[number] > self._limit
-        }
+        self._reader.held = {number for number, handed in self._handed.items() if handed - self._released[number] > self._limit}
 
     def _call(self, function: Callable[..., object], argument: object) -> None:
         with suppress(RuntimeError):  # the broker's loop is closed

@@ -44,9 +44,7 @@ class OfflineShards:
     Methods raise `LogFailure`, `StoreError`, `OSError` or `sqlite3.Error`.
     """
 
-    def __init__(
-        self, kafka: KafkaLog, cluster: bytes, shards: int, directory: Path, prepare: Prepare, build: BuildBroker
-    ) -> None:
+    def __init__(self, kafka: KafkaLog, cluster: bytes, shards: int, directory: Path, prepare: Prepare, build: BuildBroker) -> None:
         self.routed = 0  # messages for sessions that their shard had not routed
         self.without_member = 0  # messages of shared subscriptions that have no member any more
         self._kafka = kafka
@@ -248,9 +246,7 @@ def _without_cores(recovered: Recovered) -> Recovered:
 class _OfflineCore:
     """The broker of one shard, which routes and has no clients."""
 
-    def __init__(
-        self, owner: OfflineShards, shard: int, shards: Shards, tables: ShardTables, view: LogView, broker: Broker
-    ) -> None:
+    def __init__(self, owner: OfflineShards, shard: int, shards: Shards, tables: ShardTables, view: LogView, broker: Broker) -> None:
         self.broker = broker
         self.waiting: List[BusRecord] = []
         self._tables = tables
@@ -299,9 +295,7 @@ class _OfflineCore:
 
 
 class _Receiver(LocalReceiver):
-    def __init__(
-        self, owner: OfflineShards, broker: Broker, shard: int, shards: int, retained: ClusterRetained
-    ) -> None:
+    def __init__(self, owner: OfflineShards, broker: Broker, shard: int, shards: int, retained: ClusterRetained) -> None:
         super().__init__(broker, shard, shards)
         self._owner = owner
         self._own = shard

@@ -110,9 +110,7 @@ class Ownership:
         """The header of a record of changes, which the caller appends. Only if `may_append`."""
         assert self.may_append
         self._now = now
-        self._pending = Header(
-            CHANGES, self.view.shard, self.view.cluster, self.node, self.view.epoch, self.view.sequence + 1, flags
-        )
+        self._pending = Header(CHANGES, self.view.shard, self.view.cluster, self.node, self.view.epoch, self.view.sequence + 1, flags)
         self._appending = self._pending
         self._sent = now
         return self._pending

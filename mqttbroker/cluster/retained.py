@@ -56,9 +56,7 @@ class RetainedMessages:
             self._uncommitted,
             lambda shard, body: links.send(shard, REQUEST, body),
         )
-        self._pages = RetainedPages(
-            broker, shards, own, position, own_end, lambda shard, body: links.send(shard, ANSWER, body)
-        )
+        self._pages = RetainedPages(broker, shards, own, position, own_end, lambda shard, body: links.send(shard, ANSWER, body))
         self._shards = ClusterRetained(broker, shards, own, own_end, self._view.changed)
         broker.retained.keep_sorted()
         broker.replays.sources = self._view

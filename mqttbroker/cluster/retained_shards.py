@@ -30,9 +30,7 @@ class ClusterRetained(RetainedShards):
     message that another core retains and that subscribers of this core get now.
     """
 
-    def __init__(
-        self, broker: Broker, shards: Shards, own: int, own_end: Callable[[], int], changed: Callable[[str], None]
-    ) -> None:
+    def __init__(self, broker: Broker, shards: Shards, own: int, own_end: Callable[[], int], changed: Callable[[str], None]) -> None:
         self.uncommitted = 0  # messages for other cores that are not in the own log yet
         self._broker = broker
         self._shards = shards

@@ -64,9 +64,7 @@ LOOK_INTERVAL: Final = 0.5  # seconds between two looks at commits whose outcome
 class Receiver(LocalReceiver):
     """Hands what the bus reads to the parts that it is for."""
 
-    def __init__(
-        self, broker: Broker, shard: int, shards: int, retained: RetainedMessages, fail: Callable[[str], None]
-    ) -> None:
+    def __init__(self, broker: Broker, shard: int, shards: int, retained: RetainedMessages, fail: Callable[[str], None]) -> None:
         super().__init__(broker, shard, shards)
         self._retained = retained
         self._fail = fail
@@ -253,9 +251,7 @@ class ShardCore:
         if self._settings.streams:
             cluster = self._settings.cluster
             source = StreamSource(cluster.id, cluster.log_topic, self.shard, self._setup.cluster, self.store.first_state)
-            streams = self.streams = StreamTopics(
-                self._connection, source, self._settings.streams, self._settings.longest_packet
-            )
+            streams = self.streams = StreamTopics(self._connection, source, self._settings.streams, self._settings.longest_packet)
             self.store.run_on_log(lambda _: streams.run())
         self._start_watch(broker, scheduler)
 
@@ -313,9 +309,7 @@ class ShardCore:
         cluster = self._settings.cluster
 
         def worker(hello: Hello) -> Link:
-            link = JoinedClients(
-                self._listeners, scheduler, hello.node, most_sockets(), self._links_of_clients, lambda: self._accepts
-            ).link
+            link = JoinedClients(self._listeners, scheduler, hello.node, most_sockets(), self._links_of_clients, lambda: self._accepts).link
             self._links_of_clients[link] = True
             return link
 

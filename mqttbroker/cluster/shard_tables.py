@@ -163,8 +163,7 @@ class ShardTables:
                 (self._cluster, self._shard, *state),
             )
             self.database.connection.executemany(
-                "INSERT OR REPLACE INTO marks (log, offset, routed, epoch, owner, sequence, released)"
-                " VALUES (?, ?, ?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO marks (log, offset, routed, epoch, owner, sequence, released) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 marks,
             )
             tables.commit()

@@ -43,9 +43,7 @@ def _end_of(file: Path) -> int:
         raise (CorruptStore if is_corrupt(error) else StoreError)(f"{file}: {error}") from None
 
 
-async def load_snapshot(
-    snapshots: Snapshots, shard: int, log_topic: str, directory: Path, log_start: int
-) -> Optional[SnapshotEntry]:
+async def load_snapshot(snapshots: Snapshots, shard: int, log_topic: str, directory: Path, log_start: int) -> Optional[SnapshotEntry]:
     """Replace a shard's database in ``directory`` by the newest snapshot if it lacks records that the log, whose first one is at
     ``log_start``, no longer has; the snapshot's entry, None if nothing is missing.
 
@@ -120,9 +118,7 @@ class SnapshotKeeper:
         """
         entry = await load_snapshot(self._snapshots, self._shard, self._log_topic, self._directory, log_start)
         if entry is not None:
-            log.info(
-                "event=snapshot_loaded shard=%d end=%d node=%s bytes=%d", self._shard, entry.end, entry.node, entry.size
-            )
+            log.info("event=snapshot_loaded shard=%d end=%d node=%s bytes=%d", self._shard, entry.end, entry.node, entry.size)
 
     def request(self) -> None:
         """Have a snapshot written soon."""

@@ -115,8 +115,12 @@ class Snapshots:
     async def write(self, shard: int, file: Path, end: int, marks: Dict[int, int]) -> SnapshotEntry:
         """Write the database in ``file``, which nobody changes meanwhile, as a snapshot of the shard."""
         producer = AIOKafkaProducer(
-            **self._connection, client_id="mqttbroker-snapshots", acks="all", enable_idempotence=True,
-            max_request_size=2 * CHUNK_BYTES, linger_ms=0,
+            **self._connection,
+            client_id="mqttbroker-snapshots",
+            acks="all",
+            enable_idempotence=True,
+            max_request_size=2 * CHUNK_BYTES,
+            linger_ms=0,
         )
         try:
             await producer.start()
@@ -129,9 +133,7 @@ class Snapshots:
         log.info("event=snapshot_written shard=%d end=%d bytes=%d records=%d", shard, end, entry.size, entry.count)
         return entry
 
-    async def _write(
-        self, producer: AIOKafkaProducer, shard: int, file: Path, end: int, marks: Dict[int, int]
-    ) -> SnapshotEntry:
+    async def _write(self, producer: AIOKafkaProducer, shard: int, file: Path, end: int, marks: Dict[int, int]) -> SnapshotEntry:
         snapshot = secrets.token_bytes(ID_BYTES)
         digest = hashlib.sha256()
         compressor = zlib.compressobj(LEVEL)
@@ -210,15 +212,18 @@ class Snapshots:
             raise SnapshotFailure(f"{self.topic}, partition {entry.shard}: {error!r}") from None
         if count != entry.count or digest.digest() != entry.digest:
             raise SnapshotFailure(
-                f"{self.topic}, partition {entry.shard}: the snapshot of offset {entry.first} is damaged:"
-                f" {count} of {entry.count} records"
+                f"{self.topic}, partition {entry.shard}: the snapshot of offset {entry.first} is damaged: {count} of {entry.count} records"
             )
         await asyncio.to_thread(unfinished.replace, file)
 
     def _consumer(self) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
-            **self._connection, client_id="mqttbroker-snapshots", group_id=None, enable_auto_commit=False,
-            auto_offset_reset="none", metadata_max_age_ms=30_000,
+            **self._connection,
+            client_id="mqttbroker-snapshots",
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
+            metadata_max_age_ms=30_000,
         )
 
     # -- deleting -----------------------------------------------------------------

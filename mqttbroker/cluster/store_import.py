@@ -73,9 +73,7 @@ class StoreImport:
             if shard not in ends:
                 raise ImportFailure(f"{self._kafka.topic}, partition {shard}: has no leader that can be reached")
             if ends[shard]:
-                raise ImportFailure(
-                    f"{self._kafka.topic}, partition {shard}: has {ends[shard]} records; the logs must be empty"
-                )
+                raise ImportFailure(f"{self._kafka.topic}, partition {shard}: has {ends[shard]} records; the logs must be empty")
 
     def _next(self, kind: int, shard: int) -> Header:
         self._sequences[shard] += 1
@@ -84,9 +82,7 @@ class StoreImport:
     async def _changes(self, shard: int, write_set: WriteSet) -> None:
         body = encode_body(write_set)
         if len(body) > self._max_record_bytes:
-            raise ImportFailure(
-                f"{self._kafka.topic}, partition {shard}: a message of {len(body)} bytes, more than max_record_bytes"
-            )
+            raise ImportFailure(f"{self._kafka.topic}, partition {shard}: a message of {len(body)} bytes, more than max_record_bytes")
         await self._append(shard, self._next(CHANGES, shard), body)
 
     async def _append(self, shard: int, header: Header, body: bytes) -> None:

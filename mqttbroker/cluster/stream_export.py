@@ -132,9 +132,9 @@ class StreamExport:
             bounds = await self._bounds(consumer, [*places, *positions])
             for name, count in self._partitions.items():
                 self._describe(self._configured[name])
-                await self._remember_topic(consumer, name, [
-                    bounds[TopicPartition(stream_topic(self._id, name), number)].end for number in range(count)
-                ])
+                await self._remember_topic(
+                    consumer, name, [bounds[TopicPartition(stream_topic(self._id, name), number)].end for number in range(count)]
+                )
                 for number in range(count):
                     place = TopicPartition(stream_topic(self._id, name), number)
                     await self._copy(consumer, self._configured[name], place, bounds[place])
@@ -313,9 +313,7 @@ def _message(place: TopicPartition, record: Any) -> Message:
         raise LogFailure(
             f"topic {place.topic}, partition {place.partition}, offset {record.offset}: is no record of a stream: {error}"
         ) from None
-    return Message(
-        fields.topic, record.value or b"", fields.qos, fields.retain, fields.properties, fields.client_id, fields.received, 0
-    )
+    return Message(fields.topic, record.value or b"", fields.qos, fields.retain, fields.properties, fields.client_id, fields.received, 0)
 
 
 def _write_watermark(directory: Path, start: int, end: int) -> None:

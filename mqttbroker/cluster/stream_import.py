@@ -114,9 +114,7 @@ class StreamImport:
         """A broker that was stopped in order has committed all records of its log."""
         try:
             with closing(sqlite3.connect(f"file:{database}?mode=ro", uri=True)) as connection:
-                row = connection.execute(
-                    "SELECT end_offset FROM stream_ends WHERE stream = ? AND partition = ?", (name, number)
-                ).fetchone()
+                row = connection.execute("SELECT end_offset FROM stream_ends WHERE stream = ? AND partition = ?", (name, number)).fetchone()
         except sqlite3.Error as error:
             raise ImportFailure(f"{database}: {error}") from None
         if row is not None and row[0] != end:
@@ -364,8 +362,11 @@ class KafkaPartition(TargetPartition):
             raise UnfitRecord(index, "malformed properties") from None
         if self._stream.compact and record["key"] is None:
             raise UnfitRecord(index, "has no key, and a topic with compaction takes none without one: set compact = false")
-        size = RECORD_OVERHEAD + len(record["key"] or b"") + len(record["value"] or b"") + sum(
-            HEADER_OVERHEAD + len(name) + len(value) for name, value in record["headers"]
+        size = (
+            RECORD_OVERHEAD
+            + len(record["key"] or b"")
+            + len(record["value"] or b"")
+            + sum(HEADER_OVERHEAD + len(name) + len(value) for name, value in record["headers"])
         )
         if size > self._producers.most_bytes:
             raise UnfitRecord(

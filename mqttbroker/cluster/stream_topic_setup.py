@@ -25,9 +25,7 @@ def topic_settings(stream: Stream, max_message_bytes: int) -> Dict[str, str]:
     """The settings of a stream's topic that follow from those of the stream; ``retention_bytes`` are of all partitions together."""
     settings = {
         "retention.ms": FOREVER if stream.retention_age is None else str(int(stream.retention_age * 1000)),
-        "retention.bytes": FOREVER
-        if stream.retention_bytes is None
-        else str(max(1, stream.retention_bytes // stream.partitions)),
+        "retention.bytes": FOREVER if stream.retention_bytes is None else str(max(1, stream.retention_bytes // stream.partitions)),
         "segment.bytes": str(min(max(stream.segment_bytes, LEAST_SEGMENT_BYTES), MOST_SEGMENT_BYTES)),
         "segment.ms": str(int(stream.segment_age * 1000)),
         "max.message.bytes": str(most_record_bytes(max_message_bytes)),
@@ -72,9 +70,9 @@ async def prepare_stream_topics(
         missing = {name for name, partitions in (await _partitions(admin, list(wanted))).items() if partitions == 0}
         if missing and not create:
             raise LogFailure(f"topics are missing, and create_topics is false: {', '.join(sorted(missing))}")
-        await _create(admin, [
-            NewTopic(name, wanted[name][0], replication, topic_configs={**wanted[name][1], **kept}) for name in sorted(missing)
-        ])
+        await _create(
+            admin, [NewTopic(name, wanted[name][0], replication, topic_configs={**wanted[name][1], **kept}) for name in sorted(missing)]
+        )
         found = await _partitions(admin, list(wanted), until_known=True)
         for name, (partitions, settings) in wanted.items():
             if found[name] != partitions:
@@ -118,9 +116,7 @@ async def _alter(admin: AIOKafkaAdminClient, name: str, settings: Dict[str, str]
     if all(_same(current.get(key), value) for key, value in settings.items()):
         return
     of_topic = {entry[0]: entry[1] for entry in entries if entry[3] == DYNAMIC_TOPIC_CONFIG}
-    (changed,) = await admin.alter_configs(
-        [ConfigResource(ConfigResourceType.TOPIC, name, {**of_topic, **settings})]
-    )
+    (changed,) = await admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, name, {**of_topic, **settings})])
     for code, reason, *_ in changed.resources:
         if code:
             raise LogFailure(f"topic {name}: its settings cannot be changed: {reason or for_code(code).__name__}")

@@ -89,9 +89,7 @@ class StreamTopics:
     (`stream_topic_setup`).
     """
 
-    def __init__(
-        self, connection: Dict[str, Any], source: StreamSource, streams: Sequence[Stream], max_message_bytes: int
-    ) -> None:
+    def __init__(self, connection: Dict[str, Any], source: StreamSource, streams: Sequence[Stream], max_message_bytes: int) -> None:
         self.failure = ""  # why nothing is derived at the moment
         self.messages = 0  # in committed transactions
         self.position = -1  # the log is derived up to this offset, exclusive; -1 = not known yet
@@ -230,12 +228,8 @@ class StreamTopics:
     async def _commit(self, producer: AIOKafkaProducer, part: _Part, state: ViewState) -> None:
         position = msgspec.json.encode(Position.of(state))
         await producer.begin_transaction()
-        sent = [
-            await producer.send_batch(batch, place.topic, partition=place.partition) for place, batch in part.batches()
-        ]
-        sent.append(
-            await producer.send(self._positions.topic, position, POSITION_KEY, self._positions.partition)
-        )
+        sent = [await producer.send_batch(batch, place.topic, partition=place.partition) for place, batch in part.batches()]
+        sent.append(await producer.send(self._positions.topic, position, POSITION_KEY, self._positions.partition))
         for outcome in await asyncio.gather(*sent, return_exceptions=True):
             if isinstance(outcome, MessageSizeTooLargeError):
                 topics = ", ".join(sorted({place.topic for place, _ in part.batches()}))

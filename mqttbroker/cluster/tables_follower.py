@@ -213,9 +213,7 @@ class TablesFollower:
             failure = error
             self._note(error)
         tables = self.tables.tables
-        pages: List[Page] = [
-            tables.read_page(one) if failure is None else Page(one.session_id, [], [], failure) for one in write_set.pages
-        ]
+        pages: List[Page] = [tables.read_page(one) if failure is None else Page(one.session_id, [], [], failure) for one in write_set.pages]
         for page in pages:
             if page.error is not None and failure is None:
                 self._note(page.error)

@@ -15,9 +15,7 @@ MAX_VARINT: Final = 268_435_455
 
 # Control characters and noncharacters, which a receiver may refuse (1.5.4). U+0000 is forbidden [MQTT-1.5.4-2].
 _REFUSED: Final = re.compile(
-    "[\0-\x1f\x7f-\x9f\ufdd0-\ufdef"
-    + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17))
-    + "]"
+    "[\0-\x1f\x7f-\x9f\ufdd0-\ufdef" + "".join(chr(plane << 16 | 0xFFFE) + chr(plane << 16 | 0xFFFF) for plane in range(17)) + "]"
 )
 
 _ONE_BYTE: Final[list[bytes]] = [value.to_bytes(1, "big") for value in range(256)]

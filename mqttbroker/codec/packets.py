@@ -50,9 +50,7 @@ class Will:
     ``forward`` holds the encoded properties of its publication (`forwarded_will_properties`); only a decoder sets it.
     """
 
-    def __init__(
-        self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Optional[Properties] = None
-    ) -> None:
+    def __init__(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Optional[Properties] = None) -> None:
         self.topic = topic
         self.payload = payload
         self.qos = qos
@@ -216,9 +214,7 @@ class Subscribe(Packet):
 
     packet_type: ClassVar[int] = rc.SUBSCRIBE
 
-    def __init__(
-        self, packet_id: int, subscriptions: list[Subscription], properties: Optional[Properties] = None
-    ) -> None:
+    def __init__(self, packet_id: int, subscriptions: list[Subscription], properties: Optional[Properties] = None) -> None:
         self.packet_id = packet_id
         self.subscriptions = subscriptions
         self.properties: Properties = Properties() if properties is None else properties

@@ -178,7 +178,9 @@ class _Builder:
         self.check_bridges(values.get("bridges", ()))
         settings = Settings(**values)
         for path, reason in [
-            *settings.authentication_problems(), *settings.access_problems(), *settings.archive_problems(),
+            *settings.authentication_problems(),
+            *settings.access_problems(),
+            *settings.archive_problems(),
             *settings.cluster_problems(),
         ]:
             self.problem(path, reason)
@@ -281,9 +283,7 @@ class _Builder:
         read: list[Any] = []
         for name, item in raw.items():
             if not STREAM_NAME.fullmatch(name):
-                self.problem(
-                    (section, name), f"a {word}'s name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit"
-                )
+                self.problem((section, name), f"a {word}'s name must be 1–64 of A–Z a–z 0–9 _ -, first a letter or digit")
                 continue
             found = self.section(kind, item, (section, name), name=name)
             for key, reason in found.problems() if found is not None else ():
@@ -372,7 +372,7 @@ def _without_default(section: type[Any]) -> list[str]:
 
 
 def _suggestion(name: str, section: type[Any], path: _Path) -> str:
-    """", did you mean …?" with the nearest key here, or with the same key elsewhere."""
+    """ ", did you mean …?" with the nearest key here, or with the same key elsewhere."""
     names = [field.name for field in dataclasses.fields(section) if field.metadata or field.name in _SECTION_LISTS]
     import difflib
 

@@ -91,9 +91,7 @@ class Name(Kind[str]):
 
     def read(self, value: object) -> str:
         if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}", value):
-            raise ValueError(
-                f"must be {self.description}: 1–64 of A–Z a–z 0–9 _ . @ -, first a letter or digit, got {shown(value)}"
-            )
+            raise ValueError(f"must be {self.description}: 1–64 of A–Z a–z 0–9 _ . @ -, first a letter or digit, got {shown(value)}")
         return str(value)
 
 
@@ -159,9 +157,7 @@ class ClientIdPattern(Kind[Optional[str]]):
     def read(self, value: object) -> Optional[str]:
         text = OptionalText().read(value)
         if text is not None and (text == "*" or "*" in text[:-1]):
-            raise ValueError(
-                f'must be "username", "certificate" or a client id like "%u-*", with a * only at its end, got {shown(text)}'
-            )
+            raise ValueError(f'must be "username", "certificate" or a client id like "%u-*", with a * only at its end, got {shown(text)}')
         if text is not None and "%" in text.replace("%u", "").replace("%i", ""):
             raise ValueError(f"must have no % other than %u and %i, got {shown(text)}")
         return {"username": "%u", "certificate": "%i"}.get(text or "", text)

@@ -96,8 +96,7 @@ def _section(section: type[T]) -> T:
 
 # The kinds of authenticators in the order in which "auto" asks those that are configured.
 AUTHENTICATORS = ("certificate", "jwt", "password_file", "http_callback", "plugin")
-JWT_ALGORITHMS = ("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384",
-                  "ES512", "EdDSA")
+JWT_ALGORITHMS = ("HS256", "HS384", "HS512", "RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 
 
 @dataclass(frozen=True)
@@ -297,7 +296,6 @@ class Listener:
                 yield "client_certificate", f'must be "optional" or "required" for {self._uses_certificates}'
             if self.crlfile is not None and self.client_certificate == "none":
                 yield "crlfile", "needs client_certificate"
-
 
     @property
     def _uses_certificates(self) -> str:
@@ -640,11 +638,8 @@ class HttpCallback(ExternalAuthenticator):
     headers: tuple[tuple[str, str], ...] = _secret(Headers(), {})
     headers_file: Optional[Path] = _file_of("headers")
     body: tuple[tuple[str, str], ...] = _key(
-        Templates(
-            "username", "password", "password_base64", "clientid", "peerhost", "listener", "certificate_name", "version"
-        ),
-        {name: f"${{{name}}}" for name in
-         ("username", "password", "clientid", "peerhost", "listener", "certificate_name")},
+        Templates("username", "password", "password_base64", "clientid", "peerhost", "listener", "certificate_name", "version"),
+        {name: f"${{{name}}}" for name in ("username", "password", "clientid", "peerhost", "listener", "certificate_name")},
     )
     max_answer_bytes: int = _key(Size("128B", "16MiB"), "64KiB")
 
@@ -770,9 +765,7 @@ class Bridge:
             if problems:
                 return
         if (self.certfile is None) != (self.keyfile is None):
-            yield ("keyfile", "is required with certfile") if self.keyfile is None else (
-                "certfile", "is required with keyfile"
-            )
+            yield ("keyfile", "is required with certfile") if self.keyfile is None else ("certfile", "is required with keyfile")
         if self.password is not None and self.username is None and self.version == "3.1.1":
             yield "username", "is required with a password"
         if self.reconnect_longest < self.reconnect_first:
@@ -899,9 +892,7 @@ class Settings:
     sys_client_events: bool = _key(Boolean(), False)
     workers: Optional[int] = _key(OrNone(Integer(0, MAX_WORKERS), "auto"), 0)
     worker_timeout: float = _key(Duration("1s", "1h"), "10s")
-    shared_subscription_strategy: str = _key(
-        Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin"
-    )
+    shared_subscription_strategy: str = _key(Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin")
     response_information: Optional[str] = _key(TopicPattern(), "")
     max_created_streams: int = _key(Integer(0, 100_000), 1000)
     log: Log = _section(Log)

@@ -143,13 +143,9 @@ class Broker:
             bans,
             self.memory_stage,
         )
-        self.commits = Commits(
-            journal, registry, self.clients, self.connect_handler, outbound, rules, self.turns
-        )
+        self.commits = Commits(journal, registry, self.clients, self.connect_handler, outbound, rules, self.turns)
         self.expiry = Expiry(registry)
-        self.memory = Memory(
-            context, outbound, router, self.retained, self.clients, terms, self.memory_stage, self.chunk_reads
-        )
+        self.memory = Memory(context, outbound, router, self.retained, self.clients, terms, self.memory_stage, self.chunk_reads)
         # Whether a PUBLISH that does not fit a subscriber's queue is refused rather than dropped.
         self.refuse_when_full: bool = context.limits.queue_full == REFUSE
 

@@ -367,5 +367,4 @@ class _Reader:
 
 def files_of(found: Configuration) -> List[Tuple[Dict[str, Any], str]]:
     """Tables of the settings and their keys that name a file of users or of access rules."""
-    return [(table, key) for table in (found.settings, *found.listeners)
-            for key in ("password_file", "acl_file") if table.get(key)]
+    return [(table, key) for table in (found.settings, *found.listeners) for key in ("password_file", "acl_file") if table.get(key)]

@@ -109,9 +109,7 @@ class Rows:
         found = self._database.messages[store_id]
         timestamp = int(self._saved_at * _MICROSECONDS)
         expires_at = found.expires_at * _MICROSECONDS
-        return Message(
-            found.topic, found.payload, found.qos, found.retain, found.properties, found.publisher, timestamp, expires_at
-        )
+        return Message(found.topic, found.payload, found.qos, found.retain, found.properties, found.publisher, timestamp, expires_at)
 
     def _retain(self, store_id: int) -> None:
         stored = self._database.messages.get(store_id)
@@ -127,9 +125,7 @@ class Rows:
         phase = _PHASES.get(one.state, QUEUED)
         identifiers = (one.subscription_id,) if one.subscription_id else ()
         packet_id = 0 if phase == QUEUED else one.packet_id
-        return _Entry(
-            self._sessions[one.client_id], one.store_id, one.qos, one.retain, packet_id, phase, identifiers
-        )
+        return _Entry(self._sessions[one.client_id], one.store_id, one.qos, one.retain, packet_id, phase, identifiers)
 
     def _release(self, one: ClientMessage) -> None:
         """Publish a QoS 2 message: Mosquitto does so when it gets the PUBREL, this broker when it gets the PUBLISH."""
@@ -168,9 +164,7 @@ class Rows:
             batch.write_set.sessions.append(self._session_row(client))
             yield from batch.grown(len(client.client_id))
         for one in self._subscriptions:
-            row = SubscriptionRow(
-                self._sessions[one.client_id], one.topic_filter, one.options & 3, one.options, one.identifier
-            )
+            row = SubscriptionRow(self._sessions[one.client_id], one.topic_filter, one.options & 3, one.options, one.identifier)
             batch.write_set.subscriptions.append(row)
             yield from batch.grown(len(one.topic_filter))
         for message in self._retained.values():
@@ -192,8 +186,17 @@ class Rows:
             shared = int(references[entry.store_id] > 1)
             identifiers = b"".join(_SUBSCRIPTION_IDENTIFIER + encode_varint(number) for number in entry.identifiers)
             row: EntryRow = (
-                entry.session_id, seq, message.id, shared, entry.qos, int(entry.retain), identifiers, entry.packet_id,
-                entry.phase, message.size, message.expires_at,
+                entry.session_id,
+                seq,
+                message.id,
+                shared,
+                entry.qos,
+                int(entry.retain),
+                identifiers,
+                entry.packet_id,
+                entry.phase,
+                message.size,
+                message.expires_at,
             )
             batch.write_set.entries.append(row)
             yield from batch.grown(message.size)

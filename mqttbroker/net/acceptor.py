@@ -213,9 +213,7 @@ class Acceptor:
         alert = Alert(sock)
         transport: Any
         try:
-            transport, _ = await self._loop.connect_accepted_socket(
-                lambda: self._new_client(peer, handshake), sock, **tls
-            )
+            transport, _ = await self._loop.connect_accepted_socket(lambda: self._new_client(peer, handshake), sock, **tls)
         except OSError as error:
             self._admission.handshake_failed(handshake, shown, reason_of(error))
             await alert.send(CLOSE_TIMEOUT)

@@ -292,9 +292,7 @@ class OpenListener:
                 continue
             sock.listen(BACKLOG)
             self._acceptors.append(
-                Acceptor(
-                    sock.dup(), context, self.listener_policy.terms.connect_timeout, self._client, self.admission, proxied
-                )
+                Acceptor(sock.dup(), context, self.listener_policy.terms.connect_timeout, self._client, self.admission, proxied)
             )
 
     def _refusal(self, peer: str) -> str:

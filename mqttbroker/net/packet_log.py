@@ -16,8 +16,9 @@ log = logging.getLogger("mqttbroker.packets")
 
 DESCRIBED = 65_536  # bytes of a packet that are parsed, and the most that are buffered of an incomplete one
 _CONNECT, _PUBLISH, _SUBSCRIBE, _UNSUBSCRIBE = 1, 3, 8, 10
-_NAMES = ("RESERVED CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK PINGREQ"
-          " PINGRESP DISCONNECT AUTH").split()
+_NAMES = (
+    "RESERVED CONNECT CONNACK PUBLISH PUBACK PUBREC PUBREL PUBCOMP SUBSCRIBE SUBACK UNSUBSCRIBE UNSUBACK PINGREQ PINGRESP DISCONNECT AUTH"
+).split()
 _WITH_PACKET_ID = frozenset((4, 5, 6, 7, 8, 9, 10, 11))
 
 
@@ -140,8 +141,7 @@ class PacketLog:
         self._wire.connection_made(self)
 
     def data_received(self, data: bytes) -> None:
-        self._log(self._received, "event=packet_received client=%s address=%s type=%s packet_id=%d topic=%s qos=%d"
-                  " retain=%d size=%d", data)
+        self._log(self._received, "event=packet_received client=%s address=%s type=%s packet_id=%d topic=%s qos=%d retain=%d size=%d", data)
         self._wire.data_received(data)
 
     def eof_received(self) -> bool:
@@ -207,8 +207,7 @@ class PacketLog:
     # -- lines ---------------------------------------------------------------
 
     def _log_sent(self, data: bytes) -> None:
-        self._log(self._sent, "event=packet_sent client=%s address=%s type=%s packet_id=%d topic=%s qos=%d"
-                  " retain=%d size=%d", data)
+        self._log(self._sent, "event=packet_sent client=%s address=%s type=%s packet_id=%d topic=%s qos=%d retain=%d size=%d", data)
 
     def _log(self, scanner: Optional[PacketScanner], line: str, data: bytes) -> None:
         if scanner is None:

@@ -82,9 +82,7 @@ class WebSocket:
     `PacketLog` in front of it.
     """
 
-    def __init__(
-        self, owner: Owner, origins: Sequence[str], max_packet_size: int, max_connect_size: int, receiver: Any = None
-    ) -> None:
+    def __init__(self, owner: Owner, origins: Sequence[str], max_packet_size: int, max_connect_size: int, receiver: Any = None) -> None:
         self._owner = owner
         self._receiver: Any = owner if receiver is None else receiver
         self._transport: Any = None
@@ -260,9 +258,7 @@ class WebSocket:
             return b""
         self._request = None
         if end < 4 or end > MAX_HEAD:
-            response = library.reject(
-                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_HEAD} bytes\n"
-            )
+            response = library.reject(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, f"more than {MAX_HEAD} bytes\n")
             library.send_response(response)
         else:
             library.receive_data(request[:end])

@@ -30,9 +30,7 @@ class FrameReader:
     payloads of more than ``short`` bytes, for which its call pays.
     """
 
-    def __init__(
-        self, largest: int, unmask: Callable[[bytes, bytes], bytes], short: int
-    ) -> None:
+    def __init__(self, largest: int, unmask: Callable[[bytes, bytes], bytes], short: int) -> None:
         self.largest = largest
         self.ping: Optional[bytes] = None  # payload of the last ping; only that one needs an answer (section 5.5.3)
         self._discarding = False  # read nothing but a close frame

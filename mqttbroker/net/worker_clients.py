@@ -191,9 +191,7 @@ class WorkerClients:
             handshake.listener.admission.end(handshake)
         return handshake
 
-    def _connect(
-        self, number: int, listener: OpenListener, opened: Union[Opened, Joined], tls: Optional[LinkedTls]
-    ) -> None:
+    def _connect(self, number: int, listener: OpenListener, opened: Union[Opened, Joined], tls: Optional[LinkedTls]) -> None:
         peer = ProxiedPeer(opened.address, opened.remote, opened.common_name) if opened.proxied else None
         wire, receiver = listener.new_wire(peer)
         transport = LinkTransport(self.link, number, wire, opened.address, tls, listener.websocket)

@@ -98,9 +98,7 @@ class Worker:
             )
         self.starts += 1
         self._silent_pings = 0
-        clients = self.clients = WorkerClients(
-            self.number, pool.listeners, pool.scheduler, self._received, self._link_lost, most_sockets()
-        )
+        clients = self.clients = WorkerClients(self.number, pool.listeners, pool.scheduler, self._received, self._link_lost, most_sockets())
         link: Any = clients.link
         await loop.connect_accepted_socket(lambda: link, mine)
         if pool.stopping:
@@ -335,4 +333,3 @@ class WorkerPool:
             if worker.clients is not None:
                 worker.clients.link.close()
         await asyncio.gather(*(worker.wait() for worker in self.workers if worker.process is not None))
-

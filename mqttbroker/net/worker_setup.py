@@ -21,9 +21,7 @@ T = TypeVar("T")
 NUMBER, TEXT, FLAG, TEXT_OR_NONE = (int,), (str,), (bool,), (str, type(None))
 MAX_CPU_SECONDS = 1e12
 # The limits of clients that a worker holds.
-HELD_LIMITS = {
-    "max_half_open", "max_half_open_per_address", "max_total_incomplete_bytes", "max_total_connect_bytes"
-}
+HELD_LIMITS = {"max_half_open", "max_half_open_per_address", "max_total_incomplete_bytes", "max_total_connect_bytes"}
 MAX_JSON = 65_536  # bytes from a worker, other than certificates
 
 
@@ -192,9 +190,7 @@ class Secured(NamedTuple):
     @staticmethod
     def of_values(values: Any) -> Secured:
         """Raises ValueError for what `values` does not return."""
-        version, session_reused, certificate, chain, der = _typed(
-            values, (NUMBER, FLAG, (dict, type(None)), (list,), TEXT_OR_NONE)
-        )
+        version, session_reused, certificate, chain, der = _typed(values, (NUMBER, FLAG, (dict, type(None)), (list,), TEXT_OR_NONE))
         if certificate is not None and not _is_certificate(certificate):
             raise ValueError("names of a certificate that are no names")
         return Secured(

@@ -39,9 +39,7 @@ class Placed(Protocol):
 class CoreLink:
     """The link to the owner of one shard. ``connect`` opens it: ``connect(shard, address, link)``; OSError if it cannot."""
 
-    def __init__(
-        self, shard: int, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], links: CoreLinks
-    ) -> None:
+    def __init__(self, shard: int, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], links: CoreLinks) -> None:
         self.shard = shard
         self.link: Optional[WorkerLink] = None  # an open one
         self.waiting: Dict[Placed, bool] = {}
@@ -110,9 +108,7 @@ class CoreLinks:
     """Those of all shards. ``host`` and ``port`` are the address of this node: clients that any core can have go to its
     own cores, at ``port`` + 1 + shard, if it has any."""
 
-    def __init__(
-        self, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], host: str, port: int
-    ) -> None:
+    def __init__(self, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], host: str, port: int) -> None:
         self._loop = loop
         self._connect = connect
         self._host = host

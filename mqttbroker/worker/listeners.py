@@ -110,9 +110,7 @@ class LinkedListener:
             if self._context is None and proxied is None:
                 self._servers.append(await start(self._client, sock=sock, backlog=BACKLOG))
                 continue
-            self._acceptors.append(
-                Acceptor(sock, self._context, setup.connect_timeout, self._client, self._admission, proxied)
-            )
+            self._acceptors.append(Acceptor(sock, self._context, setup.connect_timeout, self._client, self._admission, proxied))
 
     def reload(self, setup: ListenerSetup) -> None:
         """Use the limits of ``setup`` for later connections, and read the certificates again.

@@ -161,4 +161,3 @@ def main(arguments: list[str]) -> int:
     with suppress(KeyboardInterrupt):
         uvloop.run(run())
     return 0
-

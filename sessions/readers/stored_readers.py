@@ -81,12 +81,21 @@ class StoredReaders:
         """The number of queues of a stream, each filter counted."""
         return self._counts.get((QUEUE_READER, stream), 0)
 
-    def create(self, kind: int, session_id: int, name: str, stream: str, topic_filter: str, start: str, options: int,
-               now: int, positions: List[int]) -> StoredReader:
+    def create(
+        self,
+        kind: int,
+        session_id: int,
+        name: str,
+        stream: str,
+        topic_filter: str,
+        start: str,
+        options: int,
+        now: int,
+        positions: List[int],
+    ) -> StoredReader:
         """Add a reader at these offsets, one of each partition; ``now`` is in µs since the epoch."""
         row = ReaderRow(
-            self.next_id, kind, session_id if kind == SUBSCRIPTION_READER else -kind, name, stream, topic_filter, start,
-            options, now
+            self.next_id, kind, session_id if kind == SUBSCRIPTION_READER else -kind, name, stream, topic_filter, start, options, now
         )
         self._journal.save_reader(row)
         reader = self._add(row)

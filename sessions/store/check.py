@@ -71,8 +71,7 @@ RULES = (
     Rule(
         "that share a message and do not say so",
         "queue",
-        "shared = 0 AND message_id IN"
-        " (SELECT message_id FROM queue GROUP BY message_id HAVING count(*) > 1)",
+        "shared = 0 AND message_id IN (SELECT message_id FROM queue GROUP BY message_id HAVING count(*) > 1)",
         "shared = 1",
     ),
     Rule("with a wrong size", "queue", f"size <> {_SIZE}", f"size = {_SIZE}"),

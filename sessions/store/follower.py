@@ -176,9 +176,7 @@ class Follower:
                 self._lock.wait()
 
     def _is_far_behind(self) -> bool:
-        return self._size() > self._max_bytes or (
-            self._log is not None and self._log.closed_size > self._log_bytes // WAIT_PART
-        )
+        return self._size() > self._max_bytes or (self._log is not None and self._log.closed_size > self._log_bytes // WAIT_PART)
 
     # -- the thread of the tables -----------------------------------------------
 
@@ -330,9 +328,7 @@ class Follower:
             self._sync()
 
     def _sync_is_due(self) -> bool:
-        return self._sync_failure is not None or (
-            self._log is not None and self._log.closed_size > self._log_bytes // SYNC_PART
-        )
+        return self._sync_failure is not None or (self._log is not None and self._log.closed_size > self._log_bytes // SYNC_PART)
 
     def _sync(self) -> bool:
         """Sync what was applied, and drop the log up to it; false if that failed."""

@@ -25,9 +25,7 @@ from sessions.store.tables import SqliteTables
 AppendMissing = Callable[[Dict[tuple[str, int], List[StreamRecords]]], List[str]]
 
 
-def fold_log(
-    database: Path, directory: Path, salvaged: bool, stamp: str, append_missing: AppendMissing
-) -> List[str]:
+def fold_log(database: Path, directory: Path, salvaged: bool, stamp: str, append_missing: AppendMissing) -> List[str]:
     """Apply the log to the database and the streams, and end it; returns a line for each loss and each file set aside.
 
     If the database was ``salvaged``, its rows may be of different times, so the whole log is applied. Raises `StoreError`

@@ -44,9 +44,7 @@ class _Shape:
     """The column types of one table, to recognise its rows on a page."""
 
     def __init__(self, connection: sqlite3.Connection, table: str) -> None:
-        (definition,) = connection.execute(
-            "SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)
-        ).fetchone()
+        (definition,) = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
         self.has_rowid = not definition.rstrip().upper().endswith("WITHOUT ROWID")
         columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
         keys = [index for index, column in enumerate(columns) if column[5]]
@@ -165,16 +163,12 @@ def salvage(path: Path, stamp: str, reason: str, migrations: Sequence[Migration]
     return Salvaged(aside, kept, lines)
 
 
-def _copy(
-    pages: PageFile, connection: sqlite3.Connection, migrations: Sequence[Migration]
-) -> tuple[dict[str, int], list[str]]:
+def _copy(pages: PageFile, connection: sqlite3.Connection, migrations: Sequence[Migration]) -> tuple[dict[str, int], list[str]]:
     """Fill a new database; returns the rows kept per table, and notes about those left out."""
     for pragma in ("auto_vacuum = INCREMENTAL", "synchronous = OFF", "journal_mode = OFF"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
     prepare(connection, "the new database", migrations)
-    names = connection.execute(
-        "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite_%'"
-    ).fetchall()
+    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite_%'").fetchall()
     # A session's record may lack columns, so that a record of the commit log would pass for one.
     tables = sorted((name for (name,) in names), key=[COMMIT_LOG, *TABLES].index)
     shapes = {table: _Shape(connection, table) for table in tables}

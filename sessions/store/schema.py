@@ -68,8 +68,7 @@ def create_tables(db: Database) -> None:
     # Only entries of shared messages are looked up by message.
     db.execute("CREATE INDEX queue_shared ON queue (message_id) WHERE shared = 1")
     db.execute(
-        "CREATE TABLE received (session_id INTEGER NOT NULL, packet_id INTEGER NOT NULL,"
-        " PRIMARY KEY (session_id, packet_id)) WITHOUT ROWID"
+        "CREATE TABLE received (session_id INTEGER NOT NULL, packet_id INTEGER NOT NULL, PRIMARY KEY (session_id, packet_id)) WITHOUT ROWID"
     )
     _table(db, "retained", {"topic": str, "qos": int, **origin, "payload": bytes})
     db.table("retained").create_index(["topic"], unique=True)
@@ -92,10 +91,7 @@ def add_rules(db: Database) -> None:
 def add_expiry(db: Database) -> None:
     """Version 4: the expiry of a queued message, with an index; 0 or NULL for never."""
     db.execute("ALTER TABLE queue ADD COLUMN expires_at INTEGER")
-    db.execute(
-        "UPDATE queue SET expires_at = m.expires_at FROM messages AS m"
-        " WHERE m.id = queue.message_id AND m.expires_at > 0"
-    )
+    db.execute("UPDATE queue SET expires_at = m.expires_at FROM messages AS m WHERE m.id = queue.message_id AND m.expires_at > 0")
     db.execute("CREATE INDEX queue_expiry ON queue (expires_at) WHERE expires_at > 0")
 
 
@@ -117,8 +113,7 @@ def add_commit_log(db: Database) -> None:
     """Version 7: the identity of the store, and the position of the commit log that the tables are at; ``closed`` is 1 if
     they have all changes. One row, or none before the first start."""
     db.execute(
-        "CREATE TABLE commit_log (id INTEGER PRIMARY KEY, identity TEXT NOT NULL, position INTEGER NOT NULL,"
-        " closed INTEGER NOT NULL)"
+        "CREATE TABLE commit_log (id INTEGER PRIMARY KEY, identity TEXT NOT NULL, position INTEGER NOT NULL, closed INTEGER NOT NULL)"
     )
 
 

@@ -114,9 +114,7 @@ class Statement:
 class MessageStatement(Statement):
     """A statement over messages, of which ``rows_of`` makes rows."""
 
-    def __init__(
-        self, sql: str, columns: Sequence[str], rows_of: Callable[[list[Message]], Sequence[Iterable[Any]]]
-    ) -> None:
+    def __init__(self, sql: str, columns: Sequence[str], rows_of: Callable[[list[Message]], Sequence[Iterable[Any]]]) -> None:
         blobs = [columns.index("payload"), columns.index("properties")]
         flags = [columns.index("retain")] if "retain" in columns else []
         super().__init__(sql, len(columns), 0, blobs, flags)
@@ -206,8 +204,7 @@ STREAM_ENDS = _insert("stream_ends", ["stream", "partition", "end_offset"], ["st
 
 # Delete the entries of a session up to a seq, in this order, and the messages that no other entry refers to.
 PURGE = (
-    "DELETE FROM messages WHERE id IN"
-    " (SELECT message_id FROM queue WHERE session_id = ?1 AND seq <= ?2 AND shared = 0)",
+    "DELETE FROM messages WHERE id IN (SELECT message_id FROM queue WHERE session_id = ?1 AND seq <= ?2 AND shared = 0)",
     "DELETE FROM messages WHERE id IN"
     " (SELECT message_id FROM queue AS q WHERE session_id = ?1 AND seq <= ?2 AND shared = 1"
     " AND NOT EXISTS (SELECT 1 FROM queue AS other WHERE other.shared = 1"
@@ -228,10 +225,7 @@ _PAGE_BLOBS = {
 }
 PAGE = (
     "SELECT "
-    + ", ".join(
-        f"group_concat({_PAGE_BLOBS[name]})" if name in _PAGE_BLOBS else f"json_group_array({name})"
-        for name in PageRow._fields
-    )
+    + ", ".join(f"group_concat({_PAGE_BLOBS[name]})" if name in _PAGE_BLOBS else f"json_group_array({name})" for name in PageRow._fields)
     + " FROM (SELECT q.seq, q.qos, q.retain, q.subscription_ids, q.packet_id, q.state,"
     " q.message_id, q.shared, q.size, m.topic, m.payload, m.qos AS message_qos,"
     " m.retain AS message_retain, m.properties, m.publisher, m.timestamp, m.expires_at"
@@ -295,9 +289,7 @@ def read_page(connection: sqlite3.Connection, request: PageRequest) -> Page:
     """The page; a failure is its ``error``, as the commit before it is durable."""
     page = Page(request.session_id, [], [])
     try:
-        found = connection.execute(
-            PAGE, (request.session_id, request.after_seq, request.limit, LARGE_BYTES)
-        ).fetchone()
+        found = connection.execute(PAGE, (request.session_id, request.after_seq, request.limit, LARGE_BYTES)).fetchone()
         page.rows = _page_rows(connection, found, request.limit_bytes)
         if request.with_received:
             (received,) = connection.execute(PAGE_RECEIVED, (request.session_id,)).fetchone()

@@ -271,8 +271,7 @@ class Writer:
         except Exception:
             logger.exception("event=defect in=stream_change")
         if self._unappended:
-            kept = [{key: messages for key, messages in records.items() if key in self._ends}
-                    for records in self._unappended]
+            kept = [{key: messages for key, messages in records.items() if key in self._ends} for records in self._unappended]
             self._unappended = deque(records for records in kept if records)
             self._append_to_streams()
 
@@ -291,10 +290,7 @@ class Writer:
         if self._log is not None:
             self._log.append(encode(write_set, self._ends))
         self._failures.clear()
-        return {
-            partition: self._ends[partition] + len(messages)
-            for partition, messages in write_set.stream_messages.items()
-        }
+        return {partition: self._ends[partition] + len(messages) for partition, messages in write_set.stream_messages.items()}
 
     def _check(self, write_set: WriteSet) -> None:
         """Refuse what could be committed, but never applied."""

@@ -128,9 +128,7 @@ def nothing_acknowledged(target: Target) -> None:
 @kind("QoS 0 messages, each with a new topic of 60 kB", short=True)
 def long_topics(target: Target) -> None:
     target.client("long-topics-reader").sendall(subscribe(["long/#"]))
-    target.flood(
-        lambda: target.client("long-topics"), lambda: publish(f"long/{target.random.random()}/" + "x" * 60_000)
-    )
+    target.flood(lambda: target.client("long-topics"), lambda: publish(f"long/{target.random.random()}/" + "x" * 60_000))
 
 
 @kind("messages to new topics that the rules deny, 60 kB each", short=True)
@@ -173,8 +171,7 @@ def alias(number: int) -> bytes:
 def aliases(target: Target) -> None:
     def chunk() -> bytes:
         return b"".join(
-            publish(f"alias/{number}/{target.random.random()}", b"x", version=5, properties=alias(number))
-            for number in range(1, 11)
+            publish(f"alias/{number}/{target.random.random()}", b"x", version=5, properties=alias(number)) for number in range(1, 11)
         )
 
     target.flood(lambda: target.client("aliases", 5), chunk, 5)
@@ -245,17 +242,13 @@ def reused_packet_ids(target: Target) -> None:
 
 @kind("PUBACK, PUBREC, PUBREL and PUBCOMP of packet ids that nobody used", short=True)
 def unknown_acknowledgements(target: Target) -> None:
-    chunk = b"".join(
-        acknowledgement(kind, number) for number in range(1, 1000) for kind in (PUBACK, PUBREC, PUBREL, PUBCOMP)
-    )
+    chunk = b"".join(acknowledgement(kind, number) for number in range(1, 1000) for kind in (PUBACK, PUBREC, PUBREL, PUBCOMP))
     target.flood(lambda: target.client("unknown", 5), chunk, 5)
 
 
 @kind("PUBRELs of a persistent session, without a pause")
 def releases(target: Target) -> None:
-    chunk = b"".join(
-        publish("releases", b"x", 2, number, version=5) + acknowledgement(PUBREL, number) for number in range(1, 300)
-    )
+    chunk = b"".join(publish("releases", b"x", 2, number, version=5) + acknowledgement(PUBREL, number) for number in range(1, 300))
     target.flood(lambda: target.client("releases", 5, expiry=100, clean=False), chunk, 5)
 
 

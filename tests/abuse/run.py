@@ -272,9 +272,7 @@ def main() -> int:
             build=build_kind(),
             seed=options.seed,
         )
-        options.document.write_text(
-            f"{wrapped(head)}\n\n{HEAD}\n" + "\n".join(result.row for result in results) + "\n", encoding="utf-8"
-        )
+        options.document.write_text(f"{wrapped(head)}\n\n{HEAD}\n" + "\n".join(result.row for result in results) + "\n", encoding="utf-8")
     print(f"abuse: {len(results)} kinds, failed: {', '.join(failed) or 'none'}")
     return 1 if failed else 0
 

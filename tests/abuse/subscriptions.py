@@ -32,9 +32,7 @@ def resubscriptions(target: Target) -> None:
 
 @kind("clients that subscribe to 40,000 filters and disconnect")
 def ended_subscribers(target: Target) -> None:
-    packets = b"".join(
-        subscribe([f"ended/{low + index}/+" for index in range(4000)]) for low in range(0, 40_000, 4000)
-    )
+    packets = b"".join(subscribe([f"ended/{low + index}/+" for index in range(4000)]) for low in range(0, 40_000, 4000))
     while target.running():
         with suppress(OSError):
             line = target.client(f"ended{target.random.random()}")
@@ -231,4 +229,3 @@ def metrics_flood(target: Target) -> None:
     while target.running():
         with suppress(OSError):
             target.http("/metrics", token=TOKEN)
-

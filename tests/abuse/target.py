@@ -120,17 +120,13 @@ def start(directory: Path, seed: str, limits: Mapping[str, Any] = {}, program: s
     found = [re.search(r"event=listening type=(\w+) .*port=(\d+)", line) for line in broker.lines]
     listening = [(match[1], int(match[2])) for match in found if match]
     ports = {kind: port for kind, port in listening if port != broker.port}
-    return Target(
-        seed, Ports(broker.port, ports["ws"], ports["tls"], ports["tcp"], broker.http_port), certificates, broker
-    )
+    return Target(seed, Ports(broker.port, ports["ws"], ports["tls"], ports["tcp"], broker.http_port), certificates, broker)
 
 
 class Target:
     """The broker under abuse, for the senders of it; sizes are in bytes, times in seconds."""
 
-    def __init__(
-        self, seed: str, ports: Ports, certificates: Optional[CertificateFiles] = None, broker: Optional[Log] = None
-    ) -> None:
+    def __init__(self, seed: str, ports: Ports, certificates: Optional[CertificateFiles] = None, broker: Optional[Log] = None) -> None:
         self.random = Random(seed)
         self.ports = ports
         self.answered = Answered()

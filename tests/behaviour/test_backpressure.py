@@ -67,12 +67,8 @@ def metrics(broker: BrokerProcess) -> dict[str, float]:
     return samples(broker.get("/metrics"))
 
 
-@pytest.mark.parametrize(
-    "qos, persistent", [(1, False), (1, True), (2, True)], ids=["transient", "persistent", "persistent, QoS 2"]
-)
-def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(
-    start_broker: Start, qos: int, persistent: bool
-) -> None:
+@pytest.mark.parametrize("qos, persistent", [(1, False), (1, True), (2, True)], ids=["transient", "persistent", "persistent, QoS 2"])
+def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(start_broker: Start, qos: int, persistent: bool) -> None:
     """The queue limit is ten times the high watermark: enough for all messages that arrive before publishers wait."""
     limits = {"max_queued_messages": 10 * WATERMARK, "max_inflight": WINDOW}
     broker = start_broker(config=config(LONG_WAIT, **limits))
@@ -83,9 +79,7 @@ def test_a_fast_publisher_is_slowed_to_the_speed_of_its_subscriber(
             assert subscriber.take().payload.startswith(b"%d " % number)
             if number % WATERMARK == 0:
                 found = metrics(broker)
-                waiting = (
-                    found["mqttbroker_queued_messages"] if persistent else found["mqttbroker_queue_memory_bytes"] / 1000
-                )
+                waiting = found["mqttbroker_queued_messages"] if persistent else found["mqttbroker_queue_memory_bytes"] / 1000
                 most = max(most, waiting)
         found = metrics(broker)
         assert drops(found) == 0

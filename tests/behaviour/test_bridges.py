@@ -31,9 +31,7 @@ def connect_bridge(client: RawClient, client_id: str, clean: bool = True) -> Non
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_a_bridge_does_not_get_its_own_messages_and_gets_others_as_published(
-    broker: BrokerProcess, version: int
-) -> None:
+def test_a_bridge_does_not_get_its_own_messages_and_gets_others_as_published(broker: BrokerProcess, version: int) -> None:
     with RawClient(broker.port, version) as bridge, RawClient(broker.port, 4) as other:
         connect_bridge(bridge, "bridge")
         other.connect("other")
@@ -97,9 +95,7 @@ def test_the_state_of_a_bridge_may_be_published_below_sys(broker: BrokerProcess)
 
 @NEEDS_MOSQUITTO
 @pytest.mark.parametrize("version", ["mqttv31", "mqttv311", "mqttv50"])
-def test_a_mosquitto_bridges_both_ways_in_its_default_configuration(
-    broker: BrokerProcess, tmp_path: Path, version: str
-) -> None:
+def test_a_mosquitto_bridges_both_ways_in_its_default_configuration(broker: BrokerProcess, tmp_path: Path, version: str) -> None:
     settings = (
         f"connection there\naddress 127.0.0.1:{broker.port}\ntopic # both 2\nremote_clientid there\n"
         f"bridge_protocol_version {version}\nrestart_timeout 1\n"

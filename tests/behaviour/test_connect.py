@@ -43,9 +43,7 @@ def test_connack_has_the_granted_limits(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("mode", ["commit", "interval", "off"])
-def test_connack_has_the_durability_setting_on_request(
-    mode: str, start_broker: Callable[..., BrokerProcess]
-) -> None:
+def test_connack_has_the_durability_setting_on_request(mode: str, start_broker: Callable[..., BrokerProcess]) -> None:
     asking = Properties()
     asking.user_properties = [("other", "x"), ("mqttbroker-durability", "")]
     small = Properties()
@@ -90,9 +88,7 @@ def test_response_information_is_sent_on_request(tmp_path: Path, asked: int, cli
         assert core.connect(client_id, properties=properties).connack.properties.response_information == told
 
 
-@pytest.mark.parametrize(
-    "version, others", [(5, {}), (4, {"response_information": "replies"}), (5, {"response_information": "%u"})]
-)
+@pytest.mark.parametrize("version, others", [(5, {}), (4, {"response_information": "replies"}), (5, {"response_information": "%u"})])
 def test_response_information_is_omitted(tmp_path: Path, version: int, others: dict[str, str]) -> None:
     """None is configured, the protocol version has none, or the client has no user name to insert."""
     properties = Properties()
@@ -107,9 +103,7 @@ def test_assigned_client_ids_differ(broker: BrokerProcess) -> None:
         assert len(names) == 2 and None not in names
 
 
-@pytest.mark.parametrize(
-    "packet", [b"\xc0\x00", b"\x30\x03\x00\x01a", b"\x82\x06\x00\x01\x00\x01a\x00", b"\xe0\x00", b"\xf0\x00"]
-)
+@pytest.mark.parametrize("packet", [b"\xc0\x00", b"\x30\x03\x00\x01a", b"\x82\x06\x00\x01\x00\x01a\x00", b"\xe0\x00", b"\xf0\x00"])
 def test_a_packet_before_connect_closes_the_connection_without_an_answer(broker: BrokerProcess, packet: bytes) -> None:
     with RawClient(broker.port) as client:
         client.send(packet)
@@ -121,9 +115,7 @@ def test_a_second_connect_is_a_protocol_error(connect: Callable[..., RawClient],
     client = connect("twice", version)
     client.send(Connect("twice", version))
     packets = client.expect_closed()
-    assert [packet.reason_code for packet in packets if isinstance(packet, Disconnect)] == (
-        [0x82] if version == 5 else []
-    )
+    assert [packet.reason_code for packet in packets if isinstance(packet, Disconnect)] == ([0x82] if version == 5 else [])
     assert len(packets) == (1 if version == 5 else 0)
 
 
@@ -135,21 +127,15 @@ def test_a_second_connect_is_a_protocol_error(connect: Callable[..., RawClient],
     (b"GET / HTTP/1.1\r\n\r\n", None),
     (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03", None),
 ])  # fmt: skip
-def test_an_invalid_connect_is_refused_as_its_version_allows(
-    broker: BrokerProcess, data: bytes, code: int | None
-) -> None:
+def test_an_invalid_connect_is_refused_as_its_version_allows(broker: BrokerProcess, data: bytes, code: int | None) -> None:
     with RawClient(broker.port, 5 if code is not None and code > 5 else 4) as client:
         client.send(data)
         answers = client.expect_closed()
-        assert [answer.reason_code for answer in answers if isinstance(answer, Connack)] == (
-            [] if code is None else [code]
-        )
+        assert [answer.reason_code for answer in answers if isinstance(answer, Connack)] == ([] if code is None else [code])
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_malformed_packets_close_only_their_sender(
-    broker: BrokerProcess, connect: Callable[..., RawClient], version: int
-) -> None:
+def test_malformed_packets_close_only_their_sender(broker: BrokerProcess, connect: Callable[..., RawClient], version: int) -> None:
     """Every malformed vector over TCP, one connection each, beside another client."""
     bystander = connect("bystander")
     bystander.subscribe("bystander/#", options=1)
@@ -214,9 +200,7 @@ def test_packets_above_the_brokers_maximum_close_the_connection(start_broker: Ca
 @pytest.mark.parametrize("limit", ["max_connect_size", "max_packet_size"])
 @pytest.mark.parametrize("sent", [100, 301], ids=["cut", "whole"])
 @pytest.mark.parametrize("version, answers", [(4, []), (5, [0x95])])
-def test_a_connect_larger_than_the_limit_is_refused(
-    tmp_path: Path, limit: str, sent: int, version: int, answers: list[int]
-) -> None:
+def test_a_connect_larger_than_the_limit_is_refused(tmp_path: Path, limit: str, sent: int, version: int, answers: list[int]) -> None:
     with Core(tmp_path, **{limit: 300}) as core:
         for size, taken in ((300, True), (301, False)):
             client = core.client(version)
@@ -251,9 +235,7 @@ def test_messages_above_the_clients_maximum_are_not_sent(tmp_path: Path, qos: in
 
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("other", [4, 5])
-def test_a_second_connection_of_a_client_id_closes_the_first(
-    connect: Callable[..., RawClient], version: int, other: int
-) -> None:
+def test_a_second_connection_of_a_client_id_closes_the_first(connect: Callable[..., RawClient], version: int, other: int) -> None:
     first = connect("taken", version)
     second = connect("taken", other)
     packets = first.expect_closed()

@@ -326,9 +326,7 @@ def test_requests_are_refused_in_order_near_the_limit(start_broker: Callable[...
         bystanders.exchange()
 
         # Then new state.
-        retained += until_refused(
-            lambda number: filler.publish(f"fill/{retained + number}", bytes(256 * KIB), 1, retain=True), tries=1000
-        )
+        retained += until_refused(lambda number: filler.publish(f"fill/{retained + number}", bytes(256 * KIB), 1, retain=True), tries=1000)
         assert stage(broker) == 2, "\n".join(broker.lines[-5:])
         assert bystanders.subscriber.subscribe("other/#", options=0).reason_codes == [0x97]
         assert bystanders.subscriber.subscribe("by/+", options=2).reason_codes == [2]

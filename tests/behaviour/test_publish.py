@@ -133,9 +133,7 @@ def test_order_of_messages_and_of_acknowledgements(connect: Callable[..., RawCli
 
 @pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("version", [3, 4, 5])
-def test_a_publisher_gets_its_acknowledgement_before_its_own_message(
-    connect: Callable[..., RawClient], version: int, qos: int
-) -> None:
+def test_a_publisher_gets_its_acknowledgement_before_its_own_message(connect: Callable[..., RawClient], version: int, qos: int) -> None:
     """As with Mosquitto, if no session or stream keeps the message."""
     topic = f"echo/{version}/{qos}"
     client = connect(f"echo-{version}-{qos}", version)
@@ -373,13 +371,20 @@ LONG_PACKETS: dict[str, tuple[int, tuple[Packet | bytes, ...]]] = {
     "retained": (1, (Publish("long/a", LONG, 1, True, False, 7),)),
     "two lengths": (2, (Publish("long/a", LONG, 1, packet_id=7), Publish("long/a", LONG[1:], 1, packet_id=8))),
     "properties": (1, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(content_type="x")),)),
-    "alias": (2, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(topic_alias=3)),
-                  Publish("", LONG[1:], 2, packet_id=8, properties=properties_of(topic_alias=3)), Pubrel(8))),
-    "many properties": (1, (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(
-        user_properties=[("name", "x" * 60_000)] * 4)),)),
+    "alias": (
+        2,
+        (
+            Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(topic_alias=3)),
+            Publish("", LONG[1:], 2, packet_id=8, properties=properties_of(topic_alias=3)),
+            Pubrel(8),
+        ),
+    ),
+    "many properties": (
+        1,
+        (Publish("long/a", LONG, 1, packet_id=7, properties=properties_of(user_properties=[("name", "x" * 60_000)] * 4)),),
+    ),
     "text": (1, (Publish("long/a", b"x" * len(LONG), 0, properties=properties_of(payload_format_indicator=1)),)),
-    "no text": (0, (Publish("long/a", b"x" * len(LONG) + b"\xff", 1, packet_id=7,
-                            properties=properties_of(payload_format_indicator=1)),)),
+    "no text": (0, (Publish("long/a", b"x" * len(LONG) + b"\xff", 1, packet_id=7, properties=properties_of(payload_format_indicator=1)),)),
     "for nobody": (0, (Publish("none", LONG, 1, packet_id=7),)),
     "wildcard": (0, (Publish("long/#", LONG, 1, packet_id=7),)),
     "packet id 0": (0, (b"\x32\x80\x80\x40\0\6long/a\0\0" + bytes((1 << 20) - 10),)),
@@ -415,9 +420,7 @@ def test_a_long_message_received_in_parts_is_forwarded_unchanged(
                 client.subscribe("long/+")
             clients[2].subscribe("$share/group/long/+" if third == "shared" else "long/+")
             publisher = core.connect("p", version)
-            sent = (
-                b"".join(given if isinstance(given, bytes) else given.encode(version) for given in packets) + b"\xc0\0"
-            )
+            sent = b"".join(given if isinstance(given, bytes) else given.encode(version) for given in packets) + b"\xc0\0"
             for start in range(first, len(sent), pieces):
                 if start == first:
                     publisher.send(sent[:first])
@@ -425,11 +428,12 @@ def test_a_long_message_received_in_parts_is_forwarded_unchanged(
             clients += [publisher, core.connect("late", 5)]
             clients[-1].subscribe("long/+")
             counters = core.broker.outbound.counters
-            found.append((
-                [[(type(packet).__name__, crc32(packet.encode(client.version))) for packet in client.arrived()]
-                 for client in clients],
-                [counters.publish_received, counters.publish_bytes_received, counters.messages_received],
-            ))
+            found.append(
+                (
+                    [[(type(packet).__name__, crc32(packet.encode(client.version))) for packet in client.arrived()] for client in clients],
+                    [counters.publish_received, counters.publish_bytes_received, counters.messages_received],
+                )
+            )
     assert found[0] == found[1]
     assert [len(arrived) for arrived in found[0][0][:3]] == [delivered] * 3
 

@@ -103,9 +103,7 @@ def test_a_filter_within_a_stream(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-@pytest.mark.parametrize(
-    "start", ["earliest", "0", "1h", "1d12h", "2020-01-01", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00-05:00"]
-)
+@pytest.mark.parametrize("start", ["earliest", "0", "1h", "1d12h", "2020-01-01", "2020-01-01T00:00:00Z", "2020-01-01T00:00:00-05:00"])
 def test_replays(broker: BrokerProcess, version: int, start: str) -> None:
     with RawClient(broker.port, version) as client:
         client.connect()
@@ -198,9 +196,7 @@ def test_subscription_identifier_and_large_records(broker: BrokerProcess) -> Non
 def test_refusals_say_why(broker: BrokerProcess, topic_filter: str, start: Optional[str], reason: str) -> None:
     with RawClient(broker.port) as client:
         client.connect()
-        suback = client.subscribe(
-            topic_filter, options=1, properties=user_properties(stream_offset=start) if start else None
-        )
+        suback = client.subscribe(topic_filter, options=1, properties=user_properties(stream_offset=start) if start else None)
         assert suback.reason_codes[0] in (0x83, 0x8F)
         assert reason in (suback.properties.reason_string or "")
     line = len(broker.lines)

@@ -31,9 +31,7 @@ RETAIN_AS_PUBLISHED = 8
 @pytest.mark.parametrize("version", [4, 5])
 @pytest.mark.parametrize("qos", [0, 1, 2])
 @pytest.mark.parametrize("granted", [0, 1, 2])
-def test_a_new_subscription_gets_retained_messages(
-    connect: Callable[..., RawClient], version: int, qos: int, granted: int
-) -> None:
+def test_a_new_subscription_gets_retained_messages(connect: Callable[..., RawClient], version: int, qos: int, granted: int) -> None:
     name = f"retained/{version}/{qos}/{granted}"
     publisher = connect("retain-p", version)
     publisher.publish(f"{name}/a", b"old", qos, retain=True)
@@ -99,18 +97,12 @@ def test_retain_handling(connect: Callable[..., RawClient], handling: int, first
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_repeated_filter_in_one_subscribe_replaces_the_earlier(
-    connect: Callable[..., RawClient], version: int
-) -> None:
+def test_a_repeated_filter_in_one_subscribe_replaces_the_earlier(connect: Callable[..., RawClient], version: int) -> None:
     """As if each filter had a packet of its own [MQTT-3.8.4-5]."""
     topic = f"again/{version}"
     client = connect(f"again-{version}", version)
     client.publish(topic, b"x", 2, retain=True)
-    client.send(
-        Subscribe(
-            7, [Subscription(topic, 2), Subscription("again/none", 1), Subscription(topic, 0), Subscription(topic, 1)]
-        )
-    )
+    client.send(Subscribe(7, [Subscription(topic, 2), Subscription("again/none", 1), Subscription(topic, 0), Subscription(topic, 1)]))
     assert client.expect(Suback).reason_codes == [2, 1, 0, 1]
     assert [client.take().qos for _ in range(3)] == [2, 0, 1]
     client.publish(topic, b"y", 2)
@@ -144,9 +136,7 @@ def test_a_replay_ends_at_unsubscribe_and_a_new_subscription_starts_another(tmp_
             publisher.publish(f"t/{n}", b"x" * 100, 1, retain=True)
         client = core.connect("c")
         core.eager = False
-        client.send(
-            Subscribe(1, [Subscription("t/#", 0)]), Unsubscribe(2, ["t/#"]), Subscribe(3, [Subscription("t/1", 0)])
-        )
+        client.send(Subscribe(1, [Subscription("t/#", 0)]), Unsubscribe(2, ["t/#"]), Subscribe(3, [Subscription("t/1", 0)]))
         assert 0 < len([packet for packet in client.arrived() if isinstance(packet, Publish)]) < 40
         client.connection.resume_sending()
         core.settle()
@@ -204,8 +194,9 @@ def test_a_message_above_the_clients_maximum_uses_no_receive_maximum(tmp_path: P
         assert [packet.payload for packet in client.arrived()] == [b"last"]
 
 
-@pytest.mark.parametrize("limits", [
-    {"max_inflight": 100, "max_queued_messages": 500}, {"max_inflight": 20, "max_inflight_unpersisted": 300}, {}])
+@pytest.mark.parametrize(
+    "limits", [{"max_inflight": 100, "max_queued_messages": 500}, {"max_inflight": 20, "max_inflight_unpersisted": 300}, {}]
+)
 @pytest.mark.parametrize("qos", [1, 2])
 def test_a_replay_continues_as_its_client_acknowledges(tmp_path: Path, qos: int, limits: dict[str, int]) -> None:
     with Core(tmp_path, **limits) as core:

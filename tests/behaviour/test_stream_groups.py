@@ -31,8 +31,9 @@ def publish(broker: BrokerProcess, first: int, last: int, topics: list[str], qos
                 publisher.publish(topic, b"%d" % number, qos)
 
 
-def join(broker: BrokerProcess, name: str = "", topic_filter: str = GROUP, qos: int = 1, window: int = 65535,
-         persistent: bool = False) -> RawClient:
+def join(
+    broker: BrokerProcess, name: str = "", topic_filter: str = GROUP, qos: int = 1, window: int = 65535, persistent: bool = False
+) -> RawClient:
     client = RawClient(broker.port)
     properties = Properties()
     properties.receive_maximum = window

@@ -38,9 +38,7 @@ def payloads(client: RawClient) -> list[bytes]:
         ("$a/{}/#", ["$a/{}", "$a/{}/b"], ["a/{}"]),
     ],
 )
-def test_wildcards(
-    connect: Callable[..., RawClient], version: int, topic_filter: str, hits: list[str], misses: list[str]
-) -> None:
+def test_wildcards(connect: Callable[..., RawClient], version: int, topic_filter: str, hits: list[str], misses: list[str]) -> None:
     name = f"wild{version}"
     subscriber, publisher = connect("wild-s", version), connect("wild-p")
     subscriber.subscribe(topic_filter.format(name), options=0)
@@ -61,9 +59,7 @@ def test_suback_has_one_code_per_filter_in_order(connect: Callable[..., RawClien
 
 @pytest.mark.parametrize("topic_filter", ["a/#/b", "a#", "+a", "a/b+", "##", "$share/g"])
 @pytest.mark.parametrize("version", [4, 5])
-def test_invalid_filters_close_the_connection(
-    connect: Callable[..., RawClient], version: int, topic_filter: str
-) -> None:
+def test_invalid_filters_close_the_connection(connect: Callable[..., RawClient], version: int, topic_filter: str) -> None:
     client = connect("bad-filter", version)
     client.send(Subscribe(1, [Subscription("good", 0), Subscription(topic_filter, 0)]))
     assert [answer.reason_code for answer in client.expect_closed()] == ([0x81] if version == 5 else [])

@@ -54,9 +54,7 @@ def test_no_will_after_disconnect(connect: Callable[..., RawClient], version: in
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_no_will_after_disconnect_of_a_client_that_left_messages_unread(
-    start_broker: Callable[..., BrokerProcess], workers: int
-) -> None:
+def test_no_will_after_disconnect_of_a_client_that_left_messages_unread(start_broker: Callable[..., BrokerProcess], workers: int) -> None:
     """Its kernel resets the connection, so the broker may fail to write before it has read DISCONNECT."""
     broker = start_broker(config={"workers": workers})
     done = threading.Event()
@@ -169,9 +167,7 @@ def test_a_takeover_within_the_delay(tmp_path: Path, clean_start: bool, expected
 
 
 @pytest.mark.parametrize("delay, kept, moment", [(10, 60, 10), (60, 10, 10), (10, 0, 0), (10, 0xFFFFFFFF, 10)])
-def test_a_delayed_will_waits_for_the_delay_or_the_end_of_the_session(
-    tmp_path: Path, delay: int, kept: int, moment: int
-) -> None:
+def test_a_delayed_will_waits_for_the_delay_or_the_end_of_the_session(tmp_path: Path, delay: int, kept: int, moment: int) -> None:
     with Core(tmp_path) as core:
         watching = watcher(core)
         client = core.connect("m", will=will(delay=delay), properties=session_expiry(kept))

@@ -46,8 +46,7 @@ def publish(broker: BrokerProcess, first: int, last: int, topic: str = "jobs/a",
             publisher.publish(topic, b"%d" % number, qos)
 
 
-def consume(broker: BrokerProcess, window: int = 65535, topic_filter: str = "$queue/jobs", qos: int = 1,
-            version: int = 5) -> RawClient:
+def consume(broker: BrokerProcess, window: int = 65535, topic_filter: str = "$queue/jobs", qos: int = 1, version: int = 5) -> RawClient:
     client = RawClient(broker.port, version)
     properties = Properties()
     if version == 5:
@@ -182,8 +181,7 @@ def test_queues_that_there_are_not(broker: BrokerProcess) -> None:
     broker.wait_for_log("event=queue_without_stream queue=nowhere")
     with RawClient(broker.port) as client:
         client.connect()
-        for topic_filter, reason in (("$queue/other", "there is no queue other"),
-                                     ("$queue/nowhere", "queue nowhere has no stream none")):
+        for topic_filter, reason in (("$queue/other", "there is no queue other"), ("$queue/nowhere", "queue nowhere has no stream none")):
             suback = client.subscribe(topic_filter, options=1)
             assert suback.reason_codes == [0x8F] and suback.properties.reason_string == reason
         assert client.publish("$queue/jobs", b"x", 1) >= 0x80
@@ -227,8 +225,13 @@ def test_the_access_rules_decide_on_publishing_to_a_queue(tmp_path: Path) -> Non
     users = ("name", "below", "topics", "denied", "none")
     passwords.write_text("".join(f"{user}:{hash_password(user.encode())}\n" for user in users))
     config = {**CONFIG, "acl_file": str(rules), "password_file": str(passwords)}
-    permitted = {"name": (0, 0, 0), "below": (0x87, 0, 0x87), "topics": (0x87, 0, 0x87), "denied": (0x87, 0x87, 0x87),
-                 "none": (0x87, 0x87, 0x87)}
+    permitted = {
+        "name": (0, 0, 0),
+        "below": (0x87, 0, 0x87),
+        "topics": (0x87, 0, 0x87),
+        "denied": (0x87, 0x87, 0x87),
+        "none": (0x87, 0x87, 0x87),
+    }
     with BrokerProcess(config=config) as broker:
         for user, codes in permitted.items():
             with RawClient(broker.port) as client:

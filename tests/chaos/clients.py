@@ -139,9 +139,7 @@ class Publisher(Client):
 
     def _new(self, topic: int, qos: int, retain: bool, size: int) -> Sent:
         if retain:
-            return self.record.send(
-                self.name, f"{RETAINED_TOPICS}{self.name}/{qos}", qos, True, size if size > 20 else 0
-            )
+            return self.record.send(self.name, f"{RETAINED_TOPICS}{self.name}/{qos}", qos, True, size if size > 20 else 0)
         return self.record.send(self.name, TOPICS[topic].format(self.name), qos, False, size)
 
     def stop_reading(self) -> Optional[Link]:

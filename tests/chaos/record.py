@@ -106,9 +106,7 @@ class Record:
         message = self.sent.get(int(digits)) if digits.isdigit() else None
         self.checked[PROTOCOL] += 1
         if message is None or (message.topic, message.payload) != (topic, payload) or not 0 < qos <= message.qos:
-            self.fault(
-                PROTOCOL, f"{receiver} was sent {payload[:20]!r} to {topic} at QoS {qos}, which nobody published"
-            )
+            self.fault(PROTOCOL, f"{receiver} was sent {payload[:20]!r} to {topic} at QoS {qos}, which nobody published")
             return None
         return message
 

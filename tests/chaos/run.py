@@ -60,8 +60,7 @@ class Run:
         self.outages: list[float] = []  # seconds from the kill of a worker until the next one listens
         self.quota = Quota()
         self.publishers = [
-            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3), self.quota)
-            for n in range(5)
+            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3), self.quota) for n in range(5)
         ]
         self.subscribers = [
             Subscriber("there-v4", 4, record, 2),
@@ -94,8 +93,7 @@ class Run:
         for subscriber in self.subscribers:
             assert await subscriber.connect(self.broker.address) and await subscriber.arrived()
         async with asyncio.TaskGroup() as group:
-            following = [group.create_task(client.follow(self.broker, self._habits(client)))
-                         for client in self.persistent]
+            following = [group.create_task(client.follow(self.broker, self._habits(client))) for client in self.persistent]
             working = [group.create_task(publisher.publish_all()) for publisher in self.publishers]
             working += [group.create_task(reader.check_repeatedly(self.broker)) for reader in self.readers]
             working.append(group.create_task(self.transient.follow(self.broker, self._habits(self.transient))))
@@ -263,9 +261,7 @@ def kill_worker(process: BrokerProcess, random: Random) -> bool:
     return bool(workers)
 
 
-async def chaos(
-    seed: str, kills: int, messages: int, workers: int = 0, only_workers: bool = False
-) -> tuple[Record, str]:
+async def chaos(seed: str, kills: int, messages: int, workers: int = 0, only_workers: bool = False) -> tuple[Record, str]:
     """Run; return the checked record and its summary."""
     begin = time.monotonic()
     run = Run(seed, kills, messages, workers, only_workers)
@@ -286,9 +282,7 @@ def main() -> int:
     options = parser.parse_args()
     if options.only_workers and not options.workers:
         parser.error("--only-workers needs --workers")
-    record, summary = asyncio.run(
-        chaos(options.seed, options.kills, options.messages, options.workers, options.only_workers)
-    )
+    record, summary = asyncio.run(chaos(options.seed, options.kills, options.messages, options.workers, options.only_workers))
     found = findings(record)
     print(summary)
     print(f"\n{found}" if found else "\nchaos: nothing found")

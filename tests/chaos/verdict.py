@@ -30,9 +30,7 @@ from topic_matcher.filters import matches
 NAMED = 10  # printed findings per row
 
 
-def judge_deliveries(
-    record: Record, subscribed: str, subscribers: Iterable[str], groups: dict[str, list[str]]
-) -> None:
+def judge_deliveries(record: Record, subscribed: str, subscribers: Iterable[str], groups: dict[str, list[str]]) -> None:
     """Check that each subscriber, and each group together, received all acknowledged messages of the filter."""
     expected = [message for message in record.all_acknowledged() if matches(subscribed, message.topic)]
     seen = {name: record.seen.get(name, set()) for name in subscribers}
@@ -120,10 +118,7 @@ def left(database: Path) -> dict[str, int]:
     """The number of rows for messages that are not delivered or not acknowledged yet, by table."""
     connection = sqlite3.connect(database)
     try:
-        return {
-            name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0]
-            for name in ("queue", "messages", "received")
-        }
+        return {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in ("queue", "messages", "received")}
     finally:
         connection.close()
 

@@ -94,9 +94,7 @@ class ShardRecords:
             self.faults.append(f"{where}: a record of the epoch {header.epoch} in that of {epoch and epoch.begin}")
             return
         if header.owner != epoch.owner:
-            self.faults.append(
-                f"{where}: a record of the owner {header.owner.hex()} in the epoch of {epoch.owner.hex()}"
-            )
+            self.faults.append(f"{where}: a record of the owner {header.owner.hex()} in the epoch of {epoch.owner.hex()}")
         if header.sequence != self._sequence + 1:
             self.faults.append(f"{where}: record {header.sequence} of the epoch behind record {self._sequence}")
         self._sequence = header.sequence
@@ -134,9 +132,7 @@ class LogProof:
 
     async def read(self, bootstrap: Sequence[str], topic: str) -> None:
         """Read all logs to the ends that they have now, from where the last call ended."""
-        consumer = AIOKafkaConsumer(
-            bootstrap_servers=list(bootstrap), group_id=None, enable_auto_commit=False, auto_offset_reset="none"
-        )
+        consumer = AIOKafkaConsumer(bootstrap_servers=list(bootstrap), group_id=None, enable_auto_commit=False, auto_offset_reset="none")
         await consumer.start()
         try:
             places = [TopicPartition(topic, records.shard) for records in self.shards]

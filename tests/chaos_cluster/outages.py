@@ -59,7 +59,6 @@ class Outages:
         """A line for each kind of fault: its number, and the median and the maximum of `longest`."""
         lines = [f"{'a shard acknowledges nothing, seconds':44}{'faults':>8}{'median':>8}{'maximum':>9}"]
         lines += [
-            f"{kind:44}{len(seconds):>8}{seconds[len(seconds) // 2]:>8.1f}{seconds[-1]:>9.1f}"
-            for kind, seconds in self.longest().items()
+            f"{kind:44}{len(seconds):>8}{seconds[len(seconds) // 2]:>8.1f}{seconds[-1]:>9.1f}" for kind, seconds in self.longest().items()
         ]
         return "\n".join(lines)

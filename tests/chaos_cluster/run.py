@@ -145,9 +145,7 @@ def spread(cuts: int) -> dict[str, int]:
 class Probe(Device):
     """A client of one shard on one node, that publishes again and again. ``acknowledged`` is called when it is answered."""
 
-    def __init__(
-        self, shard: int, shards: Shards, address: Address, record: Record, acknowledged: Callable[[], object]
-    ) -> None:
+    def __init__(self, shard: int, shards: Shards, address: Address, record: Record, acknowledged: Callable[[], object]) -> None:
         number = 0
         while shards.of_text(name := f"probe-{address[0]}-{address[1]}-{number}") != shard:
             number += 1
@@ -194,10 +192,7 @@ class Run:
         record.unavailable = frozenset((SERVER_UNAVAILABLE, SERVER_SHUTTING_DOWN, RETURN_CODE_UNAVAILABLE))
         record.undecided = frozenset((UNSPECIFIED_ERROR,))
         record.on_fault = story.tell
-        self.publishers = [
-            Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3))
-            for n in range(5)
-        ]
+        self.publishers = [Publisher(f"publisher-{n}", 4 + n % 2, record, Load(seed, f"publisher-{n}", len(TOPICS), 0.3)) for n in range(5)]
         self.subscribers = [
             Subscriber("there-v4", 4, record, 2),
             Subscriber("there-v5", 5, record, 2),
@@ -208,18 +203,16 @@ class Run:
         ]
         self.watcher = Subscriber("watcher", 5, record, 2, topic_filter=WATCHED)
         self.persistent: list[Client] = [*self.publishers, *self.subscribers, self.watcher]
-        self.readers = [
-            RetainedReader(f"reader-v{version}", version, record, seed, RETAINED_SECONDS) for version in (4, 5)
-        ]
+        self.readers = [RetainedReader(f"reader-v{version}", version, record, seed, RETAINED_SECONDS) for version in (4, 5)]
         addresses = cluster.addresses
         self.mortals = [
-            Mortal(f"mortal-{n}", 4 + n % 2, record, addresses[n % len(addresses)], 1 + n // 2 % 2)
-            for n in range(MORTALS * len(addresses))
+            Mortal(f"mortal-{n}", 4 + n % 2, record, addresses[n % len(addresses)], 1 + n // 2 % 2) for n in range(MORTALS * len(addresses))
         ]
         self.outages = Outages(shards, time.monotonic())
         self.probes = [
             Probe(shard, Shards(shards), address, record, partial(self._acknowledged, shard))
-            for shard in range(shards) for address in addresses
+            for shard in range(shards)
+            for address in addresses
         ]
         self.logs = LogProof(shards)
         self._logs_read = time.monotonic()
@@ -234,9 +227,7 @@ class Run:
             while not (await subscriber.connect(self.broker.address) and await subscriber.arrived()):
                 await asyncio.sleep(0.1)
         async with asyncio.TaskGroup() as group:
-            following = [
-                group.create_task(client.follow(self.broker, self._habits(client))) for client in self.persistent
-            ]
+            following = [group.create_task(client.follow(self.broker, self._habits(client))) for client in self.persistent]
             working = [group.create_task(publisher.publish_all()) for publisher in self.publishers]
             working += [group.create_task(reader.check_repeatedly(self.broker)) for reader in self.readers]
             working += [group.create_task(probe.run()) for probe in self.probes]
@@ -456,7 +447,9 @@ def main() -> int:
     parser.add_argument("--both", type=int, default=20, help="kills of a node and a Kafka broker at once")
     parser.add_argument("--stops", type=int, default=200, help="nodes that are stopped, and continued")
     parser.add_argument(
-        "--cuts", type=int, default=50,
+        "--cuts",
+        type=int,
+        default=50,
         help="cuts, in turn of all links of a node but those of clients, of one link between nodes, of a Kafka broker",
     )
     parser.add_argument("--slow", type=int, default=50, help="times that a node or a Kafka broker sends with a delay")
@@ -466,8 +459,12 @@ def main() -> int:
     if options.keep is not None:
         options.keep.mkdir()
     counts = {
-        NODE: options.nodes, KAFKA: options.kafka, BOTH: options.both, STOP: options.stops,
-        **spread(options.cuts), SLOW: options.slow,
+        NODE: options.nodes,
+        KAFKA: options.kafka,
+        BOTH: options.both,
+        STOP: options.stops,
+        **spread(options.cuts),
+        SLOW: options.slow,
     }
     # So that all processes and namespaces are removed.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))

@@ -41,9 +41,7 @@ class Log:
 
 def body(*messages: Sent) -> bytes:
     write_set = WriteSet()
-    write_set.stream_messages[BUS, 0] = [
-        Message(one.topic, one.payload, one.qos, one.retain, b"", one.publisher, 0, 0) for one in messages
-    ]
+    write_set.stream_messages[BUS, 0] = [Message(one.topic, one.payload, one.qos, one.retain, b"", one.publisher, 0, 0) for one in messages]
     return encode_body(write_set)
 
 

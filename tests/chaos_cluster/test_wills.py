@@ -52,6 +52,4 @@ async def test_only_a_disconnect_may_say_that_a_commit_is_undecided() -> None:
     assert not record.faults[PROTOCOL]
     mortal.handle(link, Disconnect(0x82))
     mortal.handle(link, Connack(False, 0x80))
-    assert record.faults[PROTOCOL] == [
-        "mortal was sent Disconnect with reason code 0x82", "mortal was sent CONNACK with reason code 0x80"
-    ]
+    assert record.faults[PROTOCOL] == ["mortal was sent Disconnect with reason code 0x82", "mortal was sent CONNACK with reason code 0x80"]

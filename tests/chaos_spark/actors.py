@@ -124,9 +124,7 @@ class PublisherLives(Actor):
 
     def _launch(self) -> None:
         with (self.directory / f"{self.name}.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment()
-            )
+            self.process = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment())
 
     def kill(self) -> None:
         assert self.process is not None

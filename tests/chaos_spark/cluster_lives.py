@@ -38,9 +38,7 @@ class ClusterLives(Actor):
     ``topics``: those whose replicas are to be in sync then, with their numbers of partitions.
     """
 
-    def __init__(
-        self, cluster: ClusterNodes, topics: Mapping[str, int], seed: str, mean: float, kills: int, findings: Findings
-    ) -> None:
+    def __init__(self, cluster: ClusterNodes, topics: Mapping[str, int], seed: str, mean: float, kills: int, findings: Findings) -> None:
         super().__init__("cluster", seed, mean, 2 * kills, findings)
         self.cluster = cluster
         self.topics = topics

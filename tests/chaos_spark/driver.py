@@ -71,8 +71,7 @@ def told(counts: Mapping[str, int]) -> str:
     """A line for the summary: kills by moment."""
     inside = sum(counts[moment] for moment in INSIDE)
     moments = ", ".join(f"{counts[moment]} {moment}" for moment in (*INSIDE, BETWEEN, STARTING))
-    return (f"driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); "
-            f"{counts['late']} whose moment did not come")
+    return f"driver: {counts['kills']} kills, {inside} of them inside a batch ({moments}); {counts['late']} whose moment did not come"
 
 
 class TableFiles:
@@ -113,9 +112,7 @@ class TableFiles:
     def staged(self, batch: int) -> list[str]:
         """The files of a batch in the staging area."""
         with suppress(OSError):
-            return [
-                file for place in self.staging.glob(f"{batch}-*") for _, _, files in os.walk(place) for file in files
-            ]
+            return [file for place in self.staging.glob(f"{batch}-*") for _, _, files in os.walk(place) for file in files]
         return []
 
     def written(self, batch: int) -> bool:

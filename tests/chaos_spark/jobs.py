@@ -49,7 +49,8 @@ class IngestJob:
 
     def settings(self, stream: str, source: Mapping[str, str], strict: bool) -> str:
         return (
-            "[source]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in source.items())
+            "[source]\n"
+            + "".join(f"{name} = {json.dumps(value)}\n" for name, value in source.items())
             + f"[spark]\nmaster = 'local[2,4]'\n[spark.conf]\n'spark.driver.extraJavaOptions' = '{QUICK_JVM}'\n"
             f"[tables.readings]\nstream = '{stream}'\nschema = '{SCHEMA}'\noutput = {json.dumps(str(self.files.output))}\n"
             f"columns = ['topic', 'partition', 'offset', 'client_id', 'qos']\n"
@@ -136,13 +137,15 @@ class KafkaSourceJob:
         self.files: TableFiles = self._sink
 
     def settings(self, stream: str, source: Mapping[str, str], strict: bool) -> str:
-        return json.dumps({
-            "servers": source["bootstrap_servers"],
-            "topic": stream_topic(source["cluster_id"], stream),
-            "options": {"maxOffsetsPerTrigger": str(OFFSETS_PER_BATCH), "failOnDataLoss": json.dumps(strict)},
-            "output": str(self.files.output),
-            "checkpoint": str(self.files.checkpoint),
-        })
+        return json.dumps(
+            {
+                "servers": source["bootstrap_servers"],
+                "topic": stream_topic(source["cluster_id"], stream),
+                "options": {"maxOffsetsPerTrigger": str(OFFSETS_PER_BATCH), "failOnDataLoss": json.dumps(strict)},
+                "output": str(self.files.output),
+                "checkpoint": str(self.files.checkpoint),
+            }
+        )
 
     def rows(self) -> list[Row]:
         return read_messages(self._sink.logged())

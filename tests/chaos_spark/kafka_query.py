@@ -33,9 +33,7 @@ def main() -> int:
     stop = threading.Event()
     settings = json.loads(arguments.settings.read_text(encoding="utf-8"))
     jars = ",".join(spark_kafka_jars())
-    os.environ["PYSPARK_SUBMIT_ARGS"] = (
-        f'--jars {jars} --driver-java-options "{QUICK_JVM}" pyspark-shell'
-    )
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f'--jars {jars} --driver-java-options "{QUICK_JVM}" pyspark-shell'
     spark = start_session(arguments.settings.parent / "warehouse", master="local[2,4]")
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     names: dict[str, Any] = {"spark": spark}
@@ -46,7 +44,8 @@ def main() -> int:
     messages = names["messages_of"](records, "chaos").select(*COLUMNS)
     query = (
         messages.writeStream.option("checkpointLocation", settings["checkpoint"])
-        .trigger(processingTime=arguments.trigger.replace("ms", " milliseconds")).start(settings["output"], "parquet")
+        .trigger(processingTime=arguments.trigger.replace("ms", " milliseconds"))
+        .start(settings["output"], "parquet")
     )
     while query.isActive and not stop.wait(POLL_S):
         pass

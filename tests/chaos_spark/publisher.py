@@ -41,9 +41,7 @@ class Gone(Exception):
 class Publisher:
     """Publisher ``name``, MQTT ``version`` 4 or 5, ``rate`` readings per second on average."""
 
-    def __init__(
-        self, name: str, ports: Sequence[int], directory: Path, version: int, rate: float, outbox: Outbox
-    ) -> None:
+    def __init__(self, name: str, ports: Sequence[int], directory: Path, version: int, rate: float, outbox: Outbox) -> None:
         self.name = name
         self.ports = ports
         self._attempt = randrange(len(ports))
@@ -167,9 +165,7 @@ class Publisher:
         elif isinstance(packet, Pubcomp):
             number, received = self.outbox.outgoing.get(packet.packet_id, (0, False))
             if not received or packet.reason_code not in (0, NOT_FOUND):
-                self.fault(
-                    f"was sent PUBCOMP {packet.packet_id} with reason code {packet.reason_code:#x}, number {number}"
-                )
+                self.fault(f"was sent PUBCOMP {packet.packet_id} with reason code {packet.reason_code:#x}, number {number}")
             if number:
                 self.outbox.complete(packet.packet_id)
         elif isinstance(packet, Disconnect):

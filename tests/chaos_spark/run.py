@@ -84,9 +84,7 @@ class Programs(NamedTuple):
 def parts(plan: Plan, directory: Path, programs: Programs, findings: Findings) -> tuple[Service, Job]:
     """The service that stores the stream, and the job that reads it."""
     if plan.mode not in CLUSTER_MODES:
-        broker = SingleBroker(
-            SEGMENTS[plan.mode], plan.source, programs.broker, plan.seed, plan.broker_life, plan.kills, findings
-        )
+        broker = SingleBroker(SEGMENTS[plan.mode], plan.source, programs.broker, plan.seed, plan.broker_life, plan.kills, findings)
         return broker, IngestJob(directory, programs.driver)
     cluster = Cluster(directory, plan.seed, plan.broker_life, plan.kills, findings)
     if plan.mode == CLUSTER:
@@ -259,8 +257,7 @@ class Run:
             self.driver.kill(ALL)
         if starts != self._starts():
             self.findings.fault(PROCESSES, "retention went on although nothing was published")
-        self.lost += [(number, there.get(number, 0), start) for number, start in starts.items()
-                      if there.get(number, 0) < start]
+        self.lost += [(number, there.get(number, 0), start) for number, start in starts.items() if there.get(number, 0) < start]
         self.glimpses.look()
         self.holding = None
         self.counts["overtaken"] += 1
@@ -365,19 +362,17 @@ def chaos(make: Callable[[Path], Kind]) -> tuple[Kind, str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="make chaos-spark", description="Kill publishers, broker and driver, and check the table."
-    )
+    parser = argparse.ArgumentParser(prog="make chaos-spark", description="Kill publishers, broker and driver, and check the table.")
     parser.add_argument("--seed", default="1")
     parser.add_argument("--modes", default="plain", help=f"of {','.join([*SEGMENTS, *FORMATS, *CLUSTER_MODES])}")
     parser.add_argument("--source", default="both", choices=("both", "path", "url"))
     parser.add_argument(
-        "--kills", type=int, default=20,
+        "--kills",
+        type=int,
+        default=20,
         help="of publishers, broker and driver each, at least; of a cluster of nodes and of Kafka brokers each",
     )
-    parser.add_argument(
-        "--rate", type=float, help=f"readings per second; {RATE:.0f} without it, {CLUSTER_RATE:.0f} of a cluster"
-    )
+    parser.add_argument("--rate", type=float, help=f"readings per second; {RATE:.0f} without it, {CLUSTER_RATE:.0f} of a cluster")
     parser.add_argument("--defect", choices=sorted(DEFECTS), help="to see it found")
     options = parser.parse_args()
     modes = options.modes.split(",")

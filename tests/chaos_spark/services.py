@@ -121,8 +121,7 @@ class SingleBroker:
     def summary(self) -> str:
         counts = self.lives.counts
         sealed = sum(1 for _ in self.broker.data_dir.glob(f"streams/{STREAM}/*/*{SEALED_SUFFIX}"))
-        return (f"broker: {counts['kills']} kills, {counts['stillborn']} more while it started; "
-                f"{sealed} segments are sealed in the end")
+        return f"broker: {counts['kills']} kills, {counts['stillborn']} more while it started; {sealed} segments are sealed in the end"
 
 
 class Cluster:
@@ -134,15 +133,15 @@ class Cluster:
         self._stack = ExitStack()
         self.kafka = KafkaCluster(directory / "kafka")
         self.nodes = ClusterNodes(
-            self.kafka, 3, SHARDS,
+            self.kafka,
+            3,
+            SHARDS,
             {"streams": {STREAM: {"filters": FILTERS, "partitions": PARTITIONS}}, "sys_interval": "0s"},
         )
         servers = ",".join(self.kafka.bootstrap)
         self.away = re.compile(f"mqtt source: {re.escape(servers)}: |org[.]apache[.]kafka[.]common[.]errors[.]")
         self.topic = stream_topic(self.nodes.id, STREAM)
-        self.lives: Actor = ClusterLives(
-            self.nodes, {f"{self.nodes.id}.log": SHARDS, self.topic: PARTITIONS}, seed, life, kills, findings
-        )
+        self.lives: Actor = ClusterLives(self.nodes, {f"{self.nodes.id}.log": SHARDS, self.topic: PARTITIONS}, seed, life, kills, findings)
         self._source = {"bootstrap_servers": servers, "cluster_id": self.nodes.id}
         self._lock = threading.Lock()
         options = KafkaOptions(tuple(self.kafka.bootstrap), self.nodes.id)
@@ -181,7 +180,10 @@ class Cluster:
     async def _read(self) -> None:
         """Read all partitions to their ends of now, from where the last call ended."""
         consumer = AIOKafkaConsumer(
-            bootstrap_servers=self.kafka.bootstrap, group_id=None, enable_auto_commit=False, auto_offset_reset="none",
+            bootstrap_servers=self.kafka.bootstrap,
+            group_id=None,
+            enable_auto_commit=False,
+            auto_offset_reset="none",
             isolation_level="read_committed",
         )
         await consumer.start()

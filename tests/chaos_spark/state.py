@@ -253,9 +253,7 @@ class StateRun:
             self.findings.checked[MISSING] += 1
             self.findings.checked[TWICE] += 1
             if count != 1:
-                self.findings.fault(
-                    MISSING if count < 1 else TWICE, f"reading {key} of offsets {offsets}: {count} times"
-                )
+                self.findings.fault(MISSING if count < 1 else TWICE, f"reading {key} of offsets {offsets}: {count} times")
         self.findings.checked[WRONG] += 1
         if found:
             self.findings.fault(WRONG, f"{len(found)} rows that belong to the dead letters, one of them {min(found)}")

@@ -127,8 +127,14 @@ def test_the_rows_of_a_sink_are_those_of_the_files_in_its_log(tmp_path: Path) ->
         output.mkdir(exist_ok=True)
         reading = Reading("s", number)
         expected.append(row(number, batch)._replace(value=reading.value if reading.parses else None))
-        columns = {"partition": [0], "offset": [batch], "topic": [reading.topic], "client_id": ["s"], "qos": [2],
-                   "payload": [reading.payload]}
+        columns = {
+            "partition": [0],
+            "offset": [batch],
+            "topic": [reading.topic],
+            "client_id": ["s"],
+            "qos": [2],
+            "payload": [reading.payload],
+        }
         pyarrow.parquet.write_table(pyarrow.table(columns), output / f"part-{batch}.parquet")
     log_of_sink(output, "0", "part-0.parquet")
     assert job.rows() == expected[:1] and job.files.published(0) and not job.files.published(1)
@@ -230,8 +236,10 @@ def complete(directory: Path) -> tuple[StateRun, dict[str, Any]]:
     windows = [{"window_start": begin, "window_end": begin + timedelta(seconds=WINDOW), "device": device, "count": one[0],
                 "value_mean": one[1], "value_min": one[2], "value_max": one[3]}
                for (begin, device), one in run.log.windows().items()]  # fmt: skip
-    return run, {**{name: pandas.DataFrame({"offset": places}) for name, places in offsets.items()},
-                 "out.minute": pandas.DataFrame(windows)}
+    return run, {
+        **{name: pandas.DataFrame({"offset": places}) for name, places in offsets.items()},
+        "out.minute": pandas.DataFrame(windows),
+    }
 
 
 STATES: list[tuple[str, str, Any, list[str]]] = [
@@ -259,9 +267,7 @@ def test_verdict_on_state(name: str, table: str, change: Any, expected: list[str
     for table_name, rows in tables.items():
         (tmp_path / table_name).mkdir()
         rows = change(rows) if table_name == table else rows
-        pyarrow.parquet.write_table(
-            pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / table_name / "a.parquet"
-        )
+        pyarrow.parquet.write_table(pyarrow.Table.from_pandas(rows, preserve_index=False), tmp_path / table_name / "a.parquet")
     run._judge()
     assert sorted(row for row, texts in run.findings.faults.items() if texts) == sorted(expected), run.findings.text()
 

@@ -182,8 +182,9 @@ def _judge_lost(findings: Findings, everything: list[Row], missing: list[tuple[s
         findings.checked[ORDER] += 1
         if row.n < old.n:
             findings.fault(ORDER, f"{row.sensor} has {old.n} at offset {old.offset} and {row.n} at {row.offset}")
-        gone = sum(max(0, min(end, row.offset) - max(first, old.offset + 1))
-                   for partition, first, end in lost if partition == row.partition)
+        gone = sum(
+            max(0, min(end, row.offset) - max(first, old.offset + 1)) for partition, first, end in lost if partition == row.partition
+        )
         if row.n - old.n - 1 <= gone:
             excused.update((row.sensor, n) for n in range(old.n + 1, row.n))
     for sensor, n in missing:
@@ -191,9 +192,7 @@ def _judge_lost(findings: Findings, everything: list[Row], missing: list[tuple[s
             findings.fault(MISSING, f"reading {n} of {sensor} is missing")
 
 
-def _judge_places(
-    findings: Findings, everything: list[Row], places: Mapping[int, Collection[int]], lost: Ranges
-) -> None:
+def _judge_places(findings: Findings, everything: list[Row], places: Mapping[int, Collection[int]], lost: Ranges) -> None:
     found = Counter((row.partition, row.offset) for row in everything)
     for partition, first, end in lost:
         found.update((partition, offset) for offset in range(first, end))

@@ -28,18 +28,14 @@ class Difference:
 
     def explains(self, suite: str, broker: str, test: str) -> bool:
         return (
-            suite == self.suite
-            and broker in self.brokers
-            and any(fnmatchcase(test, pattern.replace("[", "[[]")) for pattern in self.tests)
+            suite == self.suite and broker in self.brokers and any(fnmatchcase(test, pattern.replace("[", "[[]")) for pattern in self.tests)
         )
 
 
 def load(path: Path = KNOWN) -> list[Difference]:
     """Raises KeyError or TypeError for a table without a key, or with one that there is not."""
     tables = tomllib.loads(path.read_text(encoding="utf-8")).get("difference", [])
-    return [
-        Difference(**table | {"tests": tuple(table["tests"]), "brokers": tuple(table["brokers"])}) for table in tables
-    ]
+    return [Difference(**table | {"tests": tuple(table["tests"]), "brokers": tuple(table["brokers"])}) for table in tables]
 
 
 def reason_of(differences: Iterable[Difference], suite: str, broker: str, test: str) -> str:

@@ -43,9 +43,7 @@ def totals(results: Sequence[Result]) -> str:
     return f"{passed} of {passed + failed}" + (f", {skipped} skipped" if skipped else "")
 
 
-def _totals(
-    suites: Sequence[Suite], brokers: Sequence[str], versions: Mapping[str, str], outcomes: Outcomes
-) -> list[str]:
+def _totals(suites: Sequence[Suite], brokers: Sequence[str], versions: Mapping[str, str], outcomes: Outcomes) -> list[str]:
     rows = [_row("suite", "version", *(f"{broker} {versions[broker]}" for broker in brokers))]
     rows.append("|---" * (2 + len(brokers)) + "|\n")
     for suite in suites:
@@ -54,14 +52,10 @@ def _totals(
     return rows
 
 
-def _failures(
-    suites: Sequence[Suite], brokers: Sequence[str], outcomes: Outcomes, known: Sequence[Difference]
-) -> list[str]:
+def _failures(suites: Sequence[Suite], brokers: Sequence[str], outcomes: Outcomes, known: Sequence[Difference]) -> list[str]:
     rows = []
     for suite in suites:
-        by_broker = {
-            broker: {one.test: one for one in outcomes.get((suite.name, broker), ())} for broker in brokers
-        }
+        by_broker = {broker: {one.test: one for one in outcomes.get((suite.name, broker), ())} for broker in brokers}
         for test in dict.fromkeys(test for results in by_broker.values() for test in results):
             found = [by_broker[broker].get(test) for broker in brokers]
             failed = [broker for broker, one in zip(brokers, found) if one is not None and one.outcome == FAILED]

@@ -75,8 +75,7 @@ def check(suites: Sequence[Suite], directory: Path, document: Optional[Path], jo
     pairs = [(suite, broker) for suite in ready for broker in brokers]
     with ThreadPoolExecutor(jobs) as pool:
         running = [
-            pool.submit(run_one, suite, broker, directory / suite.name, directory / "runs" / suite.name / broker)
-            for suite, broker in pairs
+            pool.submit(run_one, suite, broker, directory / suite.name, directory / "runs" / suite.name / broker) for suite, broker in pairs
         ]
     differences = known.load()
     outcomes = {}

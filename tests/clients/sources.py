@@ -33,9 +33,7 @@ def environment(directory: Path, *packages: str) -> Path:
 
 def go_module(path: str, version: str, directory: Path) -> Path:
     """Download a Go module and what its tests need; returns a copy of it that may be written."""
-    found = subprocess.run(
-        ["go", "mod", "download", "-json", f"{path}@{version}"], cwd=directory, stdout=subprocess.PIPE, text=True
-    )
+    found = subprocess.run(["go", "mod", "download", "-json", f"{path}@{version}"], cwd=directory, stdout=subprocess.PIPE, text=True)
     if found.returncode:
         raise Failed(f"go mod download: {found.stdout.strip()}")
     source = directory / "source"

@@ -55,7 +55,14 @@ def test_the_rules_of_the_page_are_enough(kafka: SecuredKafka) -> None:
     """For sessions, retained messages, streams and snapshots."""
     streams = {"readings": {"filters": ["sensors/#"]}, "last": {"filters": ["state/#"], "compact": True}}
     nodes = ClusterNodes(
-        kafka, 1, 2, {"allow_anonymous": True, "streams": streams}, replication=1, min_insync_replicas=1, snapshot_bytes="1MiB", **security(kafka, USER)
+        kafka,
+        1,
+        2,
+        {"allow_anonymous": True, "streams": streams},
+        replication=1,
+        min_insync_replicas=1,
+        snapshot_bytes="1MiB",
+        **security(kafka, USER),
     )
     asyncio.run(kafka.allow(USER, documented_rules(nodes.id)))
     with nodes:

@@ -203,8 +203,7 @@ def test_a_will_waits_for_its_delay_in_the_next_owner(nodes: ClusterNodes) -> No
     delay.will_delay_interval = 20
     names = [client_id("stays", shard), client_id("returns", shard)]
     clients = [
-        connected(port, name, properties=session_expiry(), will=Will(f"delayed/{name}", b"gone", 1, properties=delay))
-        for name in names
+        connected(port, name, properties=session_expiry(), will=Will(f"delayed/{name}", b"gone", 1, properties=delay)) for name in names
     ]
     os.kill(pid, signal.SIGKILL)
     nodes.wait_until_ready()

@@ -209,9 +209,7 @@ class Upgrade:
         single = [seen.get(one.name, set()) for one in self.subscribers if not one.group]
         together = set().union(*(seen.get(one.name, set()) for one in self.subscribers if one.group))
         expected = {number for number, message in self.record.sent.items() if message.topic.startswith(SUBSCRIBED[:-1])}
-        return all(expected <= numbers for numbers in (*single, together)) and complete(
-            self.mortals, seen.get(self.watcher.name, set())
-        )
+        return all(expected <= numbers for numbers in (*single, together)) and complete(self.mortals, seen.get(self.watcher.name, set()))
 
     # --- one node -------------------------------------------------------------------------------------------------
 
@@ -272,9 +270,7 @@ class Upgrade:
     # --- the operator ---------------------------------------------------------------------------------------------
 
     async def command(self, node: ClusterNode, *arguments: str) -> str:
-        done = await asyncio.to_thread(
-            run, "cluster", *arguments, "--url", node.url, "--token", TOKEN, cwd=self.directory
-        )
+        done = await asyncio.to_thread(run, "cluster", *arguments, "--url", node.url, "--token", TOKEN, cwd=self.directory)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -334,9 +330,7 @@ def readiness(node: ClusterNode) -> tuple[int, list[str]]:
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClusterNodes]:
     with KafkaCluster(tmp_path_factory.mktemp("kafka"), 1) as kafka:
-        with ClusterNodes(
-            kafka, NODES, SHARDS, CONFIG, replication=1, min_insync_replicas=1, session_timeout="10s"
-        ) as nodes:
+        with ClusterNodes(kafka, NODES, SHARDS, CONFIG, replication=1, min_insync_replicas=1, session_timeout="10s") as nodes:
             for node in nodes.nodes:
                 node.protected = True
             yield nodes

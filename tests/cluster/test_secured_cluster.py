@@ -74,9 +74,7 @@ def security(kafka: SecuredKafka, files: Files, node: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def cluster(kafka: SecuredKafka, files: Files) -> Iterator[ClusterNodes]:
     common = {"allow_anonymous": True, "log": {"level": "debug"}}
-    nodes = ClusterNodes(
-        kafka, 2, SHARDS, common, replication=1, min_insync_replicas=1, **security(kafka, files, "node-1")
-    )
+    nodes = ClusterNodes(kafka, 2, SHARDS, common, replication=1, min_insync_replicas=1, **security(kafka, files, "node-1"))
     second = nodes.nodes[1].config
     settings = tomllib.loads(second.read_text(encoding="utf-8"))
     settings["cluster"] |= security(kafka, files, "node-2")
@@ -138,9 +136,7 @@ def addresses(cluster: ClusterNodes, key: str = "") -> Iterator[tuple[LinkAddres
 
 
 @pytest.mark.parametrize("kind", [CORE, WORKER])
-def test_an_impostor_has_no_link(
-    cluster: ClusterNodes, files: Files, keys: dict[str, str], tmp_path: Path, kind: str
-) -> None:
+def test_an_impostor_has_no_link(cluster: ClusterNodes, files: Files, keys: dict[str, str], tmp_path: Path, kind: str) -> None:
     """Neither with the key and without a certificate, nor with a certificate of the nodes and without the key."""
     stranger = Files(tmp_path, "stranger")
     trusting = ssl.create_default_context(cafile=str(files.cafile))

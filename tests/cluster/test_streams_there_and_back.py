@@ -54,9 +54,7 @@ def query(checkpoint: dict[str, int], **options: str) -> list[int]:
     assert isinstance(reader, MqttStreamReader)
     try:
         end = reader.latestOffset(dict(checkpoint), ReadAllAvailable())
-        read = [
-            row for part in reader.partitions(dict(checkpoint), end) for batch in reader.read(part) for row in batch.to_pylist()
-        ]
+        read = [row for part in reader.partitions(dict(checkpoint), end) for batch in reader.read(part) for row in batch.to_pylist()]
     finally:
         reader.stop()
     checkpoint.update(end)

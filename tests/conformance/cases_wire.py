@@ -70,9 +70,7 @@ def strings() -> Iterator[Case]:
         ("with-nul", (NUL,), "1.5.3-2 4.7.3-2", "1.5.4-2 4.7.3-2"),
     ):
         for place, v4, v5, packets in in_text(texts):
-            yield breaks(
-                f"{place}-{fault}", f"{v4} {four} 4.8.0-1", f"{v5} {five} 4.13.1-1", *packets, code=Codes(0x81)
-            )
+            yield breaks(f"{place}-{fault}", f"{v4} {four} 4.8.0-1", f"{v5} {five} 4.13.1-1", *packets, code=Codes(0x81))
         for place, v4, v5, packets in in_connect(texts):
             yield spoils(f"{place}-{fault}", f"{v4} {four} 3.1.4-1", f"{v5} {five} 3.1.4-1", *packets, code=0x81)
         for place, v5, packets in in_property(texts):

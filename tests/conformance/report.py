@@ -103,8 +103,7 @@ class Recorder:
                 continue
             broken = [name for name, passed in tests.items() if not passed]
             result = f"FAIL: {', '.join(broken)}" if broken else "pass"
-            found.append(Row(statement.id, statement.asks, tuple(sorted(tests)),
-                result if tests else reasons.get(statement.id, "no test")))
+            found.append(Row(statement.id, statement.asks, tuple(sorted(tests)), result if tests else reasons.get(statement.id, "no test")))
         return found
 
 
@@ -144,8 +143,7 @@ def counts(rows: list[Row]) -> tuple[int, int, int]:
 
 def main() -> int:
     recorder = Recorder()
-    arguments = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "normative", *map(str, files()),
-        *sys.argv[1:]]
+    arguments = ["-q", "--no-header", "--tb=no", "-p", "no:cacheprovider", "-m", "normative", *map(str, files()), *sys.argv[1:]]
     status = pytest.main(arguments, plugins=[recorder])
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
         return int(status)

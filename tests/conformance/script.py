@@ -322,9 +322,7 @@ class Actor:
 
     def subscribe(self, topic_filter: str, options: int = 0, id: int = 1, props: Props = None) -> Step:
         """SUBSCRIBE and SUBACK."""
-        return both(
-            self.send(SUBSCRIBE(id, (topic_filter, options), props=props)), self.get(SUBACK(id, options & 3))
-        )
+        return both(self.send(SUBSCRIBE(id, (topic_filter, options), props=props)), self.get(SUBACK(id, options & 3)))
 
     def receive(self, count: int) -> Step:
         """Receive any ``count`` packets; they are in ``run.received``."""

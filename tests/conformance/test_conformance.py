@@ -47,18 +47,14 @@ def port_of() -> Iterator[Callable[[str], int]]:
         def port(settings: str) -> int:
             if settings not in ports:
                 ready = os.environ.get("CONFORMANCE_PORT")
-                ports[settings] = (
-                    int(ready) if ready else started(stack.enter_context(BrokerProcess(config=BROKERS[settings])))
-                )
+                ports[settings] = int(ready) if ready else started(stack.enter_context(BrokerProcess(config=BROKERS[settings])))
             return ports[settings]
 
         yield port
 
 
 @pytest.fixture(scope="module")
-def timed_runs(
-    request: pytest.FixtureRequest, port_of: Callable[[str], int]
-) -> Iterator[dict[tuple[str, int], Future[None]]]:
+def timed_runs(request: pytest.FixtureRequest, port_of: Callable[[str], int]) -> Iterator[dict[tuple[str, int], Future[None]]]:
     """The selected timed cases, started with the first test in threads of their own."""
     selected = [item.callspec.params for item in request.session.items if hasattr(item, "callspec")]
     timed = [(p["case"], p["version"]) for p in selected if isinstance(p.get("case"), Case) and p["case"].timed]
@@ -67,9 +63,7 @@ def timed_runs(
 
 
 @pytest.mark.parametrize("case, version", ROWS)
-def test_case(
-    case: Case, version: int, port_of: Callable[[str], int], timed_runs: dict[tuple[str, int], Future[None]]
-) -> None:
+def test_case(case: Case, version: int, port_of: Callable[[str], int], timed_runs: dict[tuple[str, int], Future[None]]) -> None:
     failure = ""
     try:
         if case.timed:

@@ -45,6 +45,4 @@ def test_the_document_names_the_tests_that_exist(version: str) -> None:
         assert cases == CASES_BY_STATEMENT.get((version, row.id), set()), f"{row.id}: run make conformance"
         for name in set(row.tests) - cases:
             file, function = name.split("::")
-            assert re.search(
-                rf"^(async )?def {function}\(", (report.TESTS / file).read_text(encoding="utf-8"), re.MULTILINE
-            ), name
+            assert re.search(rf"^(async )?def {function}\(", (report.TESTS / file).read_text(encoding="utf-8"), re.MULTILINE), name

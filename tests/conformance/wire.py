@@ -45,8 +45,7 @@ SERVER_CODES: dict[str, bytes] = {
     "PUBCOMP": b"\x00\x92",
     "SUBACK": b"\x00\x01\x02\x80\x83\x87\x8f\x91\x97\x9e\xa1\xa2",
     "UNSUBACK": b"\x00\x11\x80\x83\x87\x8f\x91",
-    "DISCONNECT": b"\x00\x80\x81\x82\x83\x87\x89\x8b\x8c\x8d\x8e\x8f\x90\x93\x94\x95\x96\x97\x98\x99\x9a\x9b\x9c\x9d"
-    b"\x9e\x9f\xa0\xa1\xa2",
+    "DISCONNECT": b"\x00\x80\x81\x82\x83\x87\x89\x8b\x8c\x8d\x8e\x8f\x90\x93\x94\x95\x96\x97\x98\x99\x9a\x9b\x9c\x9d\x9e\x9f\xa0\xa1\xa2",
     "AUTH": b"\x00\x18\x19",
 }
 
@@ -319,6 +318,5 @@ def _other(reader: Reader, kind: str, version: int) -> Packet:
         check(kind not in ACKS or len(reader.data) == 2, f"{kind} with more than a packet id")
     for code in [fields["code"]] if "code" in fields else fields.get("codes", ()):
         check(code in legal, f"{kind} with code {code:#04x}")
-    check(kind != "CONNACK" or not (fields["code"] and fields["session"]),
-        "session present on a refusal [MQTT-3.2.2-6]")
+    check(kind != "CONNACK" or not (fields["code"] and fields["session"]), "session present on a refusal [MQTT-3.2.2-6]")
     return Packet(kind, **fields)

@@ -85,7 +85,7 @@ class Judge:
             self._online(client_id, queue)
         self._received(set(connection.execute(RECEIVED)))
         self._retained(dict(connection.execute("SELECT topic, payload FROM retained")))
-        self._subscriptions({topic_filter for topic_filter, in connection.execute(SUBSCRIPTIONS, ("changing-5-1",))})
+        self._subscriptions({topic_filter for (topic_filter,) in connection.execute(SUBSCRIPTIONS, ("changing-5-1",))})
 
     def _queue(self, client_id: str, rows: list[Any]) -> dict[Ident, tuple[int, int]]:
         """Packet id and state of each entry of a queue; each message is there once, unchanged and in order."""
@@ -219,6 +219,4 @@ def agree(known: Offsets, offsets: Offsets, history: History, moment: int) -> No
         before = known.setdefault(key, {})
         for offset, ident in offsets[key].items():
             if offset < watermark:
-                assert before.setdefault(offset, ident) == ident, (
-                    f"{key}: offset {offset} was shown as {before[offset]}"
-                )
+                assert before.setdefault(offset, ident) == ident, f"{key}: offset {offset} was shown as {before[offset]}"

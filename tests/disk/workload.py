@@ -139,9 +139,7 @@ class Load:
             client, _ = open_session(self.broker.port, client_id)
             client.subscribe("load/#", options=2)
             client.close()
-        clients = [
-            (client_id, open_session(self.broker.port, client_id)[0]) for client_id in ("online-4-1", "online-5-2")
-        ]
+        clients = [(client_id, open_session(self.broker.port, client_id)[0]) for client_id in ("online-4-1", "online-5-2")]
         for client_id, client in clients:
             client.subscribe("load/#", options=qos_of(client_id))
         publishers = [(client_id, open_session(self.broker.port, client_id)[0]) for client_id in self.publishers]

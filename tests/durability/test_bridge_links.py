@@ -75,9 +75,7 @@ def linked(start_broker: Start, port: int, version: str, **options: Any) -> Brok
 @NEEDS_MOSQUITTO
 @pytest.mark.parametrize("version", ["5.0", "3.1.1"])
 @pytest.mark.parametrize("rounds", [4, pytest.param(100, marks=pytest.mark.slow("100 cuts of a link"))])
-def test_each_message_crosses_a_link_that_is_cut_exactly_once(
-    start_broker: Start, tmp_path: Path, version: str, rounds: int
-) -> None:
+def test_each_message_crosses_a_link_that_is_cut_exactly_once(start_broker: Start, tmp_path: Path, version: str, rounds: int) -> None:
     settings = "max_inflight_messages 20\nmax_queued_messages 0"
     with mosquitto(tmp_path, settings) as there, CutProxy(there.port) as proxy:
         here = linked(start_broker, proxy.port, version)
@@ -90,9 +88,7 @@ def test_each_message_crosses_a_link_that_is_cut_exactly_once(
     pytest.param("here", "3.1.1", marks=pytest.mark.slow("starts brokers")),
     pytest.param("there", "5.0", marks=pytest.mark.slow("starts brokers")),
 ])  # fmt: skip
-def test_each_message_crosses_once_although_a_broker_is_killed(
-    start_broker: Start, killed: str, version: str
-) -> None:
+def test_each_message_crosses_once_although_a_broker_is_killed(start_broker: Start, killed: str, version: str) -> None:
     there = start_broker()
     with CutProxy(there.port) as proxy:
         here = linked(start_broker, proxy.port, version)

@@ -19,9 +19,7 @@ import restart  # noqa: E402
 SESSIONS, SUBSCRIPTIONS, MESSAGES = 300, 1500, 3000
 
 
-def test_a_restart_keeps_every_session_with_subscriptions_and_queue(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> None:
+def test_a_restart_keeps_every_session_with_subscriptions_and_queue(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
     restart.fill(tmp_path, SESSIONS, SUBSCRIPTIONS, MESSAGES)
     broker = start_broker(data_dir=tmp_path)
     metrics = broker.get("/metrics").decode()
@@ -57,9 +55,7 @@ def test_a_stopped_test_broker_keeps_its_ports(start_broker: Callable[..., Broke
         assert broker.get("/livez")
 
 
-def test_a_returning_client_gets_its_queue_in_order(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> None:
+def test_a_returning_client_gets_its_queue_in_order(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
     restart.fill(tmp_path, 1, 1, 2500)
     broker = start_broker(data_dir=tmp_path)
     with RawClient(broker.port, 4) as client:

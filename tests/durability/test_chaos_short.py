@@ -86,9 +86,7 @@ def a_step_back(deliver: Deliver, one: Sent, two: Sent, three: Sent) -> None:
         (a_step_back, [ORDER]),
     ],
 )
-def test_the_verdict_reports_each_fault(
-    history: Callable[[Deliver, Sent, Sent, Sent], None], expected: list[str]
-) -> None:
+def test_the_verdict_reports_each_fault(history: Callable[[Deliver, Sent, Sent, Sent], None], expected: list[str]) -> None:
     record = Record()
     one, two, three = (record.send("p", "chaos/t", qos, False, 20) for qos in (1, 2, 2))
     for message in (one, two, three):

@@ -46,9 +46,7 @@ FAULTS = {
     "read-only": (READ_ONLY, 0x80, "[Rr]ead-only|I/O"),
 }
 # What follows the commit log: messages are accepted until it fails.
-BEHIND = {
-    "quota", "stream full", "database full", "sync of the database fails", "sync of the stream fails"
-}
+BEHIND = {"quota", "stream full", "database full", "sync of the database fails", "sync of the stream fails"}
 
 
 class Clients:

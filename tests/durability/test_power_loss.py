@@ -54,9 +54,7 @@ def test_a_power_loss_after_disk_failures_loses_nothing_acknowledged(directory: 
 # -- the model of a disk ----------------------------------------------------------------------------------------------
 
 
-def call(
-    kind: int, path: str, inode: int = 0, offset: int = 0, data: bytes = b"", error: int = 0, to: str = ""
-) -> Call:
+def call(kind: int, path: str, inode: int = 0, offset: int = 0, data: bytes = b"", error: int = 0, to: str = "") -> Call:
     return Call(kind, 0, 0, error, inode, offset, str(ROOT / path), str(ROOT / to), memoryview(data))
 
 

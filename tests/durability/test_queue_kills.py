@@ -129,9 +129,7 @@ class Run:
                 self.give_up(held, "closed")
                 held.clear()
 
-    def _end_some(
-        self, client: RawClient, chance: Random, held: list[Held], forgotten: list[Held], epoch: int
-    ) -> None:
+    def _end_some(self, client: RawClient, chance: Random, held: list[Held], forgotten: list[Held], epoch: int) -> None:
         """Acknowledge and refuse messages, and wait for the commit."""
         chance.shuffle(held)
         count = chance.randrange(1, len(held) + 1) if held else 0

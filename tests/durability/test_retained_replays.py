@@ -74,9 +74,7 @@ def collect(client: RawClient, topics: set[str], count: int) -> None:
     [("killed", True), ("killed", False), ("terminated", True), ("terminated", False), ("in place", True)],
 )
 @pytest.mark.parametrize(("version", "qos"), [(4, 1), (5, 1), (4, 2), (5, 2), (4, 0), (5, 0)])
-def test_a_restart_does_not_end_a_replay(
-    start_broker: StartBroker, version: int, qos: int, how: str, connected: bool
-) -> None:
+def test_a_restart_does_not_end_a_replay(start_broker: StartBroker, version: int, qos: int, how: str, connected: bool) -> None:
     broker = start_broker(config={"limits": {"max_inflight": 20, "max_outbox_bytes": "12KiB"}})
     topics = retain(broker, qos)
     client = resume(broker, version, present=False)

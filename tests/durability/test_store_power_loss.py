@@ -73,9 +73,7 @@ class Recorded:
         disk.expect(self.root)
         shutil.rmtree(self.root)
 
-    def lose_power(
-        self, count: int, seed: str, judge: Optional[Judge] = None, ways: Sequence[str] = ("killed", "power lost")
-    ) -> None:
+    def lose_power(self, count: int, seed: str, judge: Optional[Judge] = None, ways: Sequence[str] = ("killed", "power lost")) -> None:
         """At so many moments, judge what a power loss may leave, and what a kill leaves."""
         numbers = range(len(self.calls) + 1)
         moments = sorted(Random(seed).sample(numbers, min(count, len(numbers))))
@@ -140,9 +138,7 @@ def overwrite_pages(data: Path, rng: Random) -> None:
 
 @pytest.mark.parametrize("how", ["killed", "power lost"])
 @pytest.mark.parametrize("damage", [zero_first_page, overwrite_pages])
-def test_a_repair_of_the_database_keeps_the_streams(
-    directory: Path, how: str, damage: Callable[[Path, Random], None]
-) -> None:
+def test_a_repair_of_the_database_keeps_the_streams(directory: Path, how: str, damage: Callable[[Path, Random], None]) -> None:
     """The commit log has what a power loss takes from a stream."""
 
     def judge(left: Path, wanted: committing.Expected) -> None:

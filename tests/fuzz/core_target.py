@@ -230,9 +230,6 @@ def live_objects() -> Counter[str]:
     """The number of objects of each of the broker's classes."""
     gc.collect()
     kinds = Counter(map(type, gc.get_objects()))
-    return Counter({
-        f"{kind.__module__}.{kind.__qualname__}": count
-        for kind, count in kinds.items()
-        if str(kind.__module__).startswith(OURS)
-    })
-
+    return Counter(
+        {f"{kind.__module__}.{kind.__qualname__}": count for kind, count in kinds.items() if str(kind.__module__).startswith(OURS)}
+    )

@@ -282,9 +282,7 @@ class Generator:
         if random.random() < 0.5:
             return encode_fixed_header(first, len(body)) + bytes(body)
         if random.random() < 0.1:
-            return bytes(
-                (first, *random.choice((b"\xff\xff\xff\xff", b"\x80\x80\x80\x00", b"\x82\x00", b"\xff\xff\xff\x7f")))
-            )
+            return bytes((first, *random.choice((b"\xff\xff\xff\xff", b"\x80\x80\x80\x00", b"\x82\x00", b"\xff\xff\xff\x7f"))))
         return bytes((first,)) + packet[1 : start + 1] + bytes(body)
 
     def _damage(self, body: bytearray) -> None:

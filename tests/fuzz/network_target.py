@@ -216,10 +216,7 @@ class NetworkTarget:
     def round(self, seed: str) -> None:
         """Raises Finding if the broker fails during the round or after it."""
         generator = Generator(seed)
-        offenders = [
-            Offender(generator.conversation(), Random(f"{seed}/{number}"), number % 2 == 1)
-            for number in range(CLIENTS)
-        ]
+        offenders = [Offender(generator.conversation(), Random(f"{seed}/{number}"), number % 2 == 1) for number in range(CLIENTS)]
         asyncio.run(self._talk(offenders))
         for offender in offenders:
             offender.judge()

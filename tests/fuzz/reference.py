@@ -14,8 +14,7 @@ from typing import Any, Optional, Union
 Value = Union[int, str, bytes, tuple[str, str]]
 
 NAMES = (
-    "reserved connect connack publish puback pubrec pubrel pubcomp subscribe suback unsubscribe unsuback "
-    "pingreq pingresp disconnect auth"
+    "reserved connect connack publish puback pubrec pubrel pubcomp subscribe suback unsubscribe unsuback pingreq pingresp disconnect auth"
 ).split()
 BOTH_SEND = {"publish", "puback", "pubrec", "pubrel", "pubcomp", "disconnect", "auth"}
 CLIENT_SENDS = BOTH_SEND | {"connect", "subscribe", "unsubscribe", "pingreq"}
@@ -386,6 +385,5 @@ def is_filter(topic_filter: str) -> bool:
     if not topic_filter:
         return False
     return all(
-        level == "+" or (level == "#" and number == len(levels) - 1) or not re.search("[+#]", level)
-        for number, level in enumerate(levels)
+        level == "+" or (level == "#" and number == len(levels) - 1) or not re.search("[+#]", level) for number, level in enumerate(levels)
     )

@@ -97,9 +97,7 @@ class Replies:
     def gave_reason(self) -> bool:
         """Whether the last packet was DISCONNECT or a refusing CONNACK."""
         last = self.packets[-1] if self.packets else None
-        return last is not None and (
-            last.kind == "disconnect" or (last.kind == "connack" and last.fields["code"] != 0)
-        )
+        return last is not None and (last.kind == "disconnect" or (last.kind == "connack" and last.fields["code"] != 0))
 
 
 def judge(sent: bytes, received: bytes, closed: bool, whole: bool = True) -> Replies:

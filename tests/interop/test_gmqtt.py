@@ -47,9 +47,7 @@ class Gmqtt(Client):
         assert reason == 0
         self.session_present = bool(flags & 1)
 
-    def _on_message(
-        self, _client: gmqtt.Client, topic: str, payload: bytes, qos: int, properties: dict[str, Any]
-    ) -> int:
+    def _on_message(self, _client: gmqtt.Client, topic: str, payload: bytes, qos: int, properties: dict[str, Any]) -> int:
         def one(name: str, empty: Any) -> Any:
             return properties.get(name, [empty])[0]
 

@@ -73,9 +73,7 @@ class Mosquitto(Client):
             arguments += ["--will-topic", will.topic, "--will-payload", will.payload.decode()]
             arguments += ["--will-qos", str(will.qos), "-C", "1"]
         self._filter = topic_filter
-        self._process = subprocess.Popen(
-            ["stdbuf", "-oL", *command("sub", connection, *arguments)], stdout=subprocess.PIPE, text=True
-        )
+        self._process = subprocess.Popen(["stdbuf", "-oL", *command("sub", connection, *arguments)], stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, args=(self._process,), daemon=True)
         self._reader.start()
         assert self._granted.get(timeout=SECONDS) == str(qos)

@@ -29,9 +29,7 @@ class Paho(Client):
         )
         if connection.will is not None:
             self._client.will_set(connection.will.topic, connection.will.payload, connection.will.qos)
-        self._client.on_message = lambda _c, _d, m: self.messages.put(
-            message_of(m.topic, bytes(m.payload), m.qos, m.retain, m.properties)
-        )
+        self._client.on_message = lambda _c, _d, m: self.messages.put(message_of(m.topic, bytes(m.payload), m.qos, m.retain, m.properties))
         self._client.on_connect = lambda _c, _d, flags, reason, _p: self._answers.put((flags, reason))
         self._client.on_subscribe = lambda _c, _d, _mid, reasons, _p: self._answers.put(reasons)
         how: dict[str, Any] = {"clean_start": connection.clean, "properties": connect_properties(connection.kept)}

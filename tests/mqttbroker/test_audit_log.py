@@ -50,7 +50,7 @@ def test_denials_of_clients_name_what_and_who(start_broker: Start, file: Path, t
         assert client.publish("in/1", b"x", qos=1) == 0x87
         assert client.subscribe("secret/#").reason_codes == [0x87]
         address = "%s:%d" % client.socket.getsockname()
-    common = "client=dev address={} reason=\"not allowed by the access rules\" user=\"\" listener={}"
+    common = 'client=dev address={} reason="not allowed by the access rules" user="" listener={}'
     listener = f"127.0.0.1:{broker.port}"
     for action, target, where in (
         ("publish", "in/1", (address, listener)), ("subscribe", "secret/#", (address, listener)),
@@ -113,7 +113,7 @@ def test_acts_over_http_name_the_sender(start_broker: Start, file: Path, tmp_pat
     assert ask("PUT", "t1", b'{"offsets": {"0": 1}}') == 204
     assert [ask("DELETE", token, api="/api/v1") for token in ("t2", "t1", "t1", "wrong")] == [403, 204, 404, 401]
     wait_for(file, 'event=admin action=forget_consumer target="name=s consumer=c" user=ann')
-    assert 'user="" listener=http' in wait_for(file, "reason=\"a bearer token is needed")
+    assert 'user="" listener=http' in wait_for(file, 'reason="a bearer token is needed')
     text = file.read_text()
     assert not [token for token in ("t1", "t2", "wrong") if f"{token} " in text]
 

@@ -108,9 +108,7 @@ def test_check_config_and_start_name_the_mistake(
         assert done.returncode in (1, 2) and re.search(expected, done.stderr.splitlines()[-1]), done.stderr
 
 
-def test_a_reload_with_a_mistake_keeps_what_was_in_force(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> None:
+def test_a_reload_with_a_mistake_keeps_what_was_in_force(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
     files = Files(tmp_path)
     broker = start_broker(config=files.config)
     port = int(broker.wait_for_log(r"event=listening type=tls .*port=(\d+)")[1])

@@ -88,9 +88,7 @@ def spread(cores: FakeCores, names: list[str], **values: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 7, 100, 1000])
-async def test_pages_of_clients_are_in_order_and_have_each_client_once(
-    lists: ClusterLists, cores: FakeCores, limit: int
-) -> None:
+async def test_pages_of_clients_are_in_order_and_have_each_client_once(lists: ClusterLists, cores: FakeCores, limit: int) -> None:
     names = sorted(f"device-{number}" for number in range(333))
     spread(cores, names)
     found, sizes = await all_clients(lists, limit)

@@ -202,7 +202,7 @@ def test_a_stream_that_may_be_created_later_is_a_warning(tmp_path: Path) -> None
 
 def test_websockets_in_the_place_of_the_default_listener_are_a_warning(tmp_path: Path) -> None:
     only = '[[listeners]]\ntype = "ws"\nport = 8083\n'
-    both = '[[listeners]]\nport = 0\n' + only
+    both = "[[listeners]]\nport = 0\n" + only
     for text, pattern in ((only, r"warning: broker\.toml:2: listeners\.0\.type: all listeners are WebSockets, .* 127\.0\.0\.1:1883 .*\n"),
                           (both, "")):  # fmt: skip
         (tmp_path / "broker.toml").write_text(text)
@@ -236,7 +236,10 @@ def test_streams_without_pyarrow_are_named(tmp_path: Path) -> None:
     streams = {"a": {"filters": ["a/#"]}, "b": {"filters": ["b/#"]}, "plain": {"filters": ["c/#"], "seal": False}}
     text = r"streams\.a\.seal: pyarrow is not installed, so no segment of a, b becomes Parquet.*mqttbroker\[parquet\]"
     (tmp_path / "broker.toml").write_text(to_toml({"streams": streams}))
-    for command, line in ((["check-config", "broker.toml"], rf"warning: broker\.toml:\d+: {text}"), (["doctor", "--config", "broker.toml"], text)):
+    for command, line in (
+        (["check-config", "broker.toml"], rf"warning: broker\.toml:\d+: {text}"),
+        (["doctor", "--config", "broker.toml"], text),
+    ):
         done = subprocess.run([sys.executable, program, *command], cwd=tmp_path, capture_output=True, text=True, check=False)
         assert len(re.findall(line, done.stdout + done.stderr)) == 1, done.stdout + done.stderr
         assert not re.search("pyarrow", run(*command, cwd=tmp_path).stderr)

@@ -130,9 +130,7 @@ async def test_a_restart_that_fails_says_so(caplog: pytest.LogCaptureFixture) ->
 
 
 async def test_a_bridge_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    context = BridgeContext(
-        NOTHING, NOTHING, tmp_path, lambda: 0.0, lambda: "identity", lambda topic, payload: None, lambda: 1000
-    )
+    context = BridgeContext(NOTHING, NOTHING, tmp_path, lambda: 0.0, lambda: "identity", lambda topic, payload: None, lambda: 1000)
     bridge = Bridge(config.Bridge(name="b", addresses=("127.0.0.1:1",)), context)
     update = FailsOnce()
 
@@ -167,9 +165,7 @@ async def test_an_authenticator_is_started_again(monkeypatch: pytest.MonkeyPatch
     assert "event=defect in=authenticator" in caplog.messages
 
 
-async def test_the_memory_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_the_memory_is_looked_at_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(memory_limit, "INTERVAL", 0.0)
     sample = FailsOnce()
     watch = MemoryWatch(SimpleNamespace(), ProcessMemory(), 0)  # type: ignore[arg-type]

@@ -56,8 +56,9 @@ def record(message: str, *args: object, created: float = 0.0) -> logging.LogReco
 
 
 @pytest.mark.parametrize(("given", "fields", "text"), LINES)
-def test_line_has_all_fields(given: tuple[str, ...], fields: dict[str, object], text: str, style: str,
-                             own_root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
+def test_line_has_all_fields(
+    given: tuple[str, ...], fields: dict[str, object], text: str, style: str, own_root: logging.Logger, capfd: pytest.CaptureFixture[str]
+) -> None:
     logs.configure("info", style)
     own_root.handle(record(*given))
     logs.close()
@@ -119,26 +120,19 @@ def test_set_level(own_root: logging.Logger) -> None:
     assert own_root.level == logging.ERROR
 
 
-def test_repeated_refusals_of_one_address_are_counted(
-    own_root: logging.Logger, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_repeated_refusals_of_one_address_are_counted(own_root: logging.Logger, capfd: pytest.CaptureFixture[str]) -> None:
     logs.configure("info", "text")
     refusal = "event=refused client=%s address=%s reason=%s"
     for number in range(1000):
         own_root.handle(record(refusal, f"c{number}", f"192.0.2.1:{number}", "no", created=100.0))
-        own_root.handle(
-            record("event=connected client=%s address=%s", f"c{number}", f"192.0.2.1:{number}", created=100.0)
-        )
+        own_root.handle(record("event=connected client=%s address=%s", f"c{number}", f"192.0.2.1:{number}", created=100.0))
     own_root.handle(record(refusal, "other", "192.0.2.2:1", "no", created=100.0))
     own_root.handle(record(refusal, "later", "192.0.2.1:1", "no", created=100.0 + logs.REPEAT_SECONDS))
     logs.close()
     lines = capfd.readouterr().err.splitlines()
     assert sum("event=refused " in line and "192.0.2.1:" in line for line in lines) == logs.REPEATS_LOGGED + 1
     assert any("client=other" in line for line in lines) and any("client=later" in line for line in lines)
-    assert any(
-        f"event=refusals_repeated address=192.0.2.1 reason=no count={1000 - logs.REPEATS_LOGGED}" in line
-        for line in lines
-    )
+    assert any(f"event=refusals_repeated address=192.0.2.1 reason=no count={1000 - logs.REPEATS_LOGGED}" in line for line in lines)
     assert sum("event=connected " in line for line in lines) == 1000
 
 
@@ -163,9 +157,7 @@ print(logs.dropped_lines() >= 30_000, flush=True)
 def test_unread_stderr_blocks_neither_the_program_nor_its_end() -> None:
     reader, writer = os.pipe()  # never read
     try:
-        done = subprocess.run(
-            [sys.executable, "-c", UNREAD], stdout=subprocess.PIPE, stderr=writer, text=True, timeout=4 * PATIENCE
-        )
+        done = subprocess.run([sys.executable, "-c", UNREAD], stdout=subprocess.PIPE, stderr=writer, text=True, timeout=4 * PATIENCE)
     finally:
         os.close(reader)
         os.close(writer)

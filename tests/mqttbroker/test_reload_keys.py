@@ -146,9 +146,7 @@ class Plant:
         listener = OpenListener(BASE.listeners[0], policy, scheduler, sockets)
         self.roots = (broker, security, sockets, policy)
         levels = LogLevels(asyncio.new_event_loop(), BASE.log.level, {})
-        self.reloader = Reloader(
-            lambda: BASE, BASE, broker, security, sockets, [listener], ServiceManager({}), levels
-        )
+        self.reloader = Reloader(lambda: BASE, BASE, broker, security, sockets, [listener], ServiceManager({}), levels)
 
     def reload(self, settings: Settings) -> None:
         """Reload the settings without the files that they name: these have tests of their own."""

@@ -233,9 +233,7 @@ def test_the_service_manager_sees_a_restart_by_signal_as_a_reload(manager: Notif
         pytest.param("::1", "::1", socket.AF_INET6, marks=needs_ipv6),
     ],
 )
-def test_a_listener_takes_the_socket_with_its_address(
-    start_broker: Start, host: str, bound: str, family: int
-) -> None:
+def test_a_listener_takes_the_socket_with_its_address(start_broker: Start, host: str, bound: str, family: int) -> None:
     with listening((bound, 0), family) as sock:
         port = sock.getsockname()[1]
         broker = start_broker(
@@ -280,9 +278,7 @@ def test_a_socket_that_no_listener_has(tmp_path: Path) -> None:
     with listening(("127.0.0.1", 0)) as sock:
         line = refused(tmp_path, program_with([("mqtt.socket", sock)]), [sock.fileno()])
         port = sock.getsockname()[1]
-    assert line == (
-        f"mqttbroker: LISTEN_FDS: no listener has the address 127.0.0.1:{port} of the socket 'mqtt.socket'"
-    )
+    assert line == (f"mqttbroker: LISTEN_FDS: no listener has the address 127.0.0.1:{port} of the socket 'mqtt.socket'")
 
 
 def test_a_socket_that_does_not_listen(tmp_path: Path) -> None:

@@ -73,9 +73,7 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     secrets = [MARK, *config.secrets]
 
     with RawClient(broker.port) as client, RawClient(broker.port) as other:
-        client.connect(
-            "c", username="alice", password=PASSWORD.encode(), clean_start=False, will=Will("a/w", WILL.encode())
-        )
+        client.connect("c", username="alice", password=PASSWORD.encode(), clean_start=False, will=Will("a/w", WILL.encode()))
         client.subscribe("$SYS/#", "a/#", options=1)
         client.publish("a/b", PAYLOAD.encode(), qos=1, retain=True)
         client.publish("denied", PAYLOAD.encode(), qos=1)
@@ -97,9 +95,7 @@ def test_no_output_has_a_secret(start_broker: Callable[..., BrokerProcess], tmp_
     tls_port = int(broker.wait_for_log(r"event=listening type=tls .*port=(\d+)")[1])
     with (
         pytest.raises(OSError),
-        ssl.create_default_context().wrap_socket(
-            socket.create_connection((broker.host, tls_port)), server_hostname="localhost"
-        ),
+        ssl.create_default_context().wrap_socket(socket.create_connection((broker.host, tls_port)), server_hostname="localhost"),
     ):
         pass
 

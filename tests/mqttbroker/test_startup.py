@@ -26,7 +26,7 @@ MISTAKES = [
     ('\nacl_file = "none.acl"\n', r":2: acl_file: none\.acl: cannot be read: No such file or directory"),
     ('password_file = "none"\n', r":1: password_file: none: cannot be read: No such file or directory"),
     (f"\n{TLS}", r":5: listeners\.0: certfile none\.pem: No such file or directory"),
-    ('[[listeners]]\nport = 0\n' + TLS, r":6: listeners\.1: certfile none\.pem: No such file or directory"),
+    ("[[listeners]]\nport = 0\n" + TLS, r":6: listeners\.1: certfile none\.pem: No such file or directory"),
     (NODE + TLS, r":8: listeners\.0: certfile none\.pem: No such file or directory"),
     ('http.port = 0\nhttp.certfile = "none.pem"\nhttp.keyfile = "none.key"\n', r":2: http: certfile none\.pem: No such file or directory"),
     ('log.to = ["file"]\nlog.file = "none/log"\n', r":2: log\.file: none/log: No such file or directory"),
@@ -34,12 +34,13 @@ MISTAKES = [
 UNPRIVILEGED = ["setpriv", "--reuid", "12345", "--regid", "12345", "--clear-groups"]
 
 
-
 def runs_unprivileged() -> bool:
     """Whether another user may run this Python with the project's modules, which may be below root's home."""
     command = [*UNPRIVILEGED, sys.executable, "-P", "-c", "import mqttbroker.cli.main, uvloop"]
     environment = {**os.environ, "PYTHONPATH": python_path()}
-    return shutil.which("setpriv") is not None and subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+    return (
+        shutil.which("setpriv") is not None and subprocess.run(command, env=environment, capture_output=True, check=False).returncode == 0
+    )
 
 
 def serve(directory: Path, config: str, *arguments: str, unprivileged: bool = False) -> tuple[int, str]:
@@ -104,8 +105,13 @@ def test_a_denied_access_names_the_user(open_directory: Path) -> None:
 @pytest.mark.one_build
 @pytest.mark.skipif(os.getuid() == 0 and not runs_unprivileged(), reason="needs setpriv, and a Python that other users may run")
 @pytest.mark.parametrize(
-    ("words", "status"), [(["check-config", "broker.toml"], 2), (["doctor", "--config", "broker.toml"], 1),
-                          (["support-bundle", "--config", "broker.toml", "-o", "out/bundle"], 0)])
+    ("words", "status"),
+    [
+        (["check-config", "broker.toml"], 2),
+        (["doctor", "--config", "broker.toml"], 1),
+        (["support-bundle", "--config", "broker.toml", "-o", "out/bundle"], 0),
+    ],
+)
 def test_commands_name_a_data_directory_of_another_user(open_directory: Path, words: list[str], status: int) -> None:
     (open_directory / "broker.toml").write_text('data_dir = "data"\n[[listeners]]\nport = 0\n')
     (open_directory / "out").mkdir()
@@ -122,7 +128,10 @@ def test_commands_name_a_data_directory_of_another_user(open_directory: Path, wo
 
 @pytest.mark.parametrize(
     ("setting", "reason"),
-    [("loopback", r'allowed from this machine only (allow_anonymous = \"loopback\")'), (False, "allowed nowhere (allow_anonymous = false)")],
+    [
+        ("loopback", r"allowed from this machine only (allow_anonymous = \"loopback\")"),
+        (False, "allowed nowhere (allow_anonymous = false)"),
+    ],
 )
 def test_the_reason_of_a_refused_anonymous_client_is_the_setting(setting: Union[bool, str], reason: str) -> None:
     listeners = [{"allow_anonymous": setting, "proxy_protocol": True, "proxy_sources": ["127.0.0.0/8"]}]

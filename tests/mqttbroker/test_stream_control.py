@@ -45,8 +45,7 @@ def stored(broker: BrokerProcess, name: str = "lab") -> list[tuple[int, str]]:
     for segment in part["segments"]:
         data = (broker.data_dir / "streams" / name / "0" / segment["file"]).read_bytes()[: segment["bytes"]]
         for batch in iter_batches(data):
-            found += [(offset, message.payload.decode())
-                      for offset, message in enumerate(decode_messages(data, batch), batch.first_offset)]
+            found += [(offset, message.payload.decode()) for offset, message in enumerate(decode_messages(data, batch), batch.first_offset)]
     return found
 
 
@@ -156,9 +155,7 @@ def test_a_stream_of_the_file_is_altered_by_a_reload(start_broker: Start) -> Non
     assert api.get("/streams/lab")["settings"]["retention_age"] == 86400.0
 
 
-def test_a_backup_has_created_streams_and_none_of_the_records_of_deleted_ones(
-    broker: BrokerProcess, api: Api, tmp_path: Path
-) -> None:
+def test_a_backup_has_created_streams_and_none_of_the_records_of_deleted_ones(broker: BrokerProcess, api: Api, tmp_path: Path) -> None:
     create(api)
     create(api, "gone", filters=["gone/#"])
     publish(broker, "a")

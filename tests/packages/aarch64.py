@@ -40,7 +40,8 @@ class Cross:
         self._copy_headers(Path(about["include"]), about["version"], str(about["variables"].get("MULTIARCH")))
         self._compiler = directory / "cc"
         self._compiler.write_text(
-            f'#!/bin/sh\nexec "{sys.executable}" -m ziglang cc -target {MACHINE}-linux-gnu.{GLIBC} -I"{self._headers}" "$@"\n')
+            f'#!/bin/sh\nexec "{sys.executable}" -m ziglang cc -target {MACHINE}-linux-gnu.{GLIBC} -I"{self._headers}" "$@"\n'
+        )
         self._compiler.chmod(0o755)
         self._probe(log)
         self._write_variables(about["variables"])
@@ -120,7 +121,9 @@ class Emulated:
         """Write a program `mqttbroker` that runs what is installed in ``packages``; return ``directory``."""
         directory.mkdir(parents=True)
         program = directory / "mqttbroker"
-        program.write_text(f'#!/bin/sh\nPYTHONPATH="{packages}" exec qemu-aarch64 -L "{self._root}" "{self._python}" -P -m mqttbroker "$@"\n')
+        program.write_text(
+            f'#!/bin/sh\nPYTHONPATH="{packages}" exec qemu-aarch64 -L "{self._root}" "{self._python}" -P -m mqttbroker "$@"\n'
+        )
         program.chmod(0o755)
         return directory
 

@@ -152,8 +152,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make dist", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--scratch", type=Path, required=True, help="for sources, environments and logs; emptied")
     parser.add_argument("--pythons", nargs="*", metavar="VERSION", help="these only, and each of them")
-    parser.add_argument("--machines", nargs="*", metavar="MACHINE", default=CROSS_BUILT.get(platform.machine(), [platform.machine()]),
-                        help="for compiled wheels (default: %(default)s)")
+    parser.add_argument(
+        "--machines",
+        nargs="*",
+        metavar="MACHINE",
+        default=CROSS_BUILT.get(platform.machine(), [platform.machine()]),
+        help="for compiled wheels (default: %(default)s)",
+    )
     options = parser.parse_args()
     found = {version: interpreter(version) for version in options.pythons or PYTHONS}
     pythons = {version: python for version, python in found.items() if python is not None}

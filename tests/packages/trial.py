@@ -55,7 +55,8 @@ class Broker:
         with open(self._log, "ab") as output:
             command = [self._programs / "mqttbroker", "serve", "--port", "0", "--http-port", "0", "--data-dir", "data"]
             self._process = subprocess.Popen(
-                command, cwd=self._directory, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=clean())
+                command, cwd=self._directory, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=clean()
+            )
         deadline = time.monotonic() + self._seconds
         while not (port := listening_port(self._log.read_text()[began:])):
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -94,8 +95,14 @@ def try_commands(programs: Path, kind: str, directory: Path, seconds: float = SE
 
     def command(*arguments: str, status: int = 0) -> str:
         done = subprocess.run(
-            [programs / "mqttbroker", *arguments], cwd=directory, env=clean(), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=seconds)
+            [programs / "mqttbroker", *arguments],
+            cwd=directory,
+            env=clean(),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=seconds,
+        )
         if done.returncode != status:
             raise TrialFailed(f"mqttbroker {' '.join(arguments)}: exit status {done.returncode}: {done.stderr.strip()}")
         return done.stdout + done.stderr

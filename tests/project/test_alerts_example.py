@@ -25,8 +25,7 @@ def test_the_actuator_is_sent_alerts(tmp_path: Path) -> None:
         "PYTHONPATH": python_path(), "PYSPARK_SUBMIT_ARGS": f'--driver-java-options "{QUICK_JVM}" pyspark-shell',
     }  # fmt: skip
     command = [sys.executable, str(ROOT / "docs/examples/alerts/run.py"), "--alerts", str(ALERTS)]
-    done = subprocess.run([*command, "--keep", str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True,
-                          text=True, check=False)
+    done = subprocess.run([*command, "--keep", str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     log = tmp_path / "spark.log"
     assert done.returncode == 0, done.stdout + done.stderr + (log.read_text()[-3000:] if log.exists() else "")
     lines = re.findall(r"^alerts/oven: mean (\S+) °C is above 80 °C, \S+ s after the last reading$", done.stdout, re.M)

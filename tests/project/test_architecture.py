@@ -103,8 +103,9 @@ LAYERS = {
 def test_layers_import_one_way(package: str) -> None:
     top, _, layer = package.partition(".")
     allowed = {layer, "__version__", "build_kind", *LAYERS[package].split()}
-    ours = [(name_of(path), name) for path in modules(package.replace(".", "/"))
-            for name in imports(parse(path)) if name.startswith(f"{top}.")]
+    ours = [
+        (name_of(path), name) for path in modules(package.replace(".", "/")) for name in imports(parse(path)) if name.startswith(f"{top}.")
+    ]
     assert ours and not [pair for pair in ours if pair[1].split(".")[1] not in allowed]
 
 
@@ -202,9 +203,7 @@ def test_every_module_has_a_docstring() -> None:
 
 def test_the_architecture_page_lists_every_package() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    packages = {
-        name_of(path) for path in modules(*PACKAGES) if path.name == "__init__.py" and "autoload" not in path.parts
-    }
+    packages = {name_of(path) for path in modules(*PACKAGES) if path.name == "__init__.py" and "autoload" not in path.parts}
     assert not [name for name in packages if f"`{name}`" not in page]
 
 
@@ -220,9 +219,7 @@ def test_the_architecture_page_names_only_what_exists() -> None:
         while module not in known:
             module = module.rpartition(".")[0]
         defined = {
-            node.name
-            for node in ast.walk(parse(known[module]))
-            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            node.name for node in ast.walk(parse(known[module])) if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
         }
         missing += [name for part in name[len(module) + 1 :].split(".") if part and part not in defined]
     assert not missing
@@ -238,15 +235,21 @@ def test_no_file_names_a_path_of_a_machine() -> None:
             "*.py",
             "Makefile",
             "Dockerfile",
-            "conf/*.*", "conf/*/*.*", "conf/helm/mqttbroker/**/*.*",
+            "conf/*.*",
+            "conf/*/*.*",
+            "conf/helm/mqttbroker/**/*.*",
             "docs/*.md",
             ".ci/run",
             "bench/brokers/*",
         )
         for path in sorted(ROOT.glob(kind))
     ]
-    found = [f"{path.relative_to(ROOT)}: {line.strip()}" for path in files
-             for line in path.read_text(encoding="utf-8").splitlines() if pattern.search(line)]
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in files
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if pattern.search(line)
+    ]
     assert not found
 
 
@@ -276,7 +279,7 @@ def test_no_compiled_module_shadows_a_source() -> None:
 
 def test_log_messages_are_events() -> None:
     """`log.format = "json"` makes fields of ``event=NAME key=value``; any other text would stay one field."""
-    calls = re.compile(r'\blog(?:ger)?\.(?:info|warning|error|exception)\(\s*(.*)')
+    calls = re.compile(r"\blog(?:ger)?\.(?:info|warning|error|exception)\(\s*(.*)")
     packages = ("sessions", "bridge_spark/log", "mqttbroker")
     said = [text for path in modules(*packages) for text in calls.findall(path.read_text(encoding="utf-8"))]
     assert len(said) > 50

@@ -228,9 +228,7 @@ def test_the_other_scripts_give_their_figures(tmp_path: Path, generator: runner.
     for script, arguments in small.items():
         if script in ("pauses.py", "bystanders.py") and not generator.in_c:
             continue
-        done = subprocess.run(
-            [sys.executable, str(BENCH / script), *arguments], cwd=tmp_path, capture_output=True, text=True
-        )
+        done = subprocess.run([sys.executable, str(BENCH / script), *arguments], cwd=tmp_path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert "nan" not in done.stdout and done.stdout.count("\n|") > 3
 
@@ -258,9 +256,7 @@ for broker, rate in (("mqttbroker", 800_000), ("Parquet files", 1_000_000)):
 """
 
 
-def test_spark_figures_are_compared_with_parquet_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_spark_figures_are_compared_with_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "spark.py").write_text(FAKE)
     monkeypatch.setattr(run, "HERE", tmp_path)
     options = run.parse(["--scenarios", "spark-path", "--scale", "0.001"])

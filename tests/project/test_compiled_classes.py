@@ -22,7 +22,9 @@ message = Message("a", b"payload", 0, False, b"", "", 0, 0)
 """
 
 # CPython ends the nesting of deallocations at 50.
-NESTED = CLASSES + """
+NESTED = (
+    CLASSES
+    + """
 for make in (lambda: message.copy(), lambda: Entry(1, message, 1, False, b""), lambda: Unpersisted(AWAIT_PUBACK)):
     for depth in range(120):
         nested = make()
@@ -38,8 +40,11 @@ for depth in range(120):
     del used
     del nested
 """
+)
 
-SCANNED = CLASSES + """
+SCANNED = (
+    CLASSES
+    + """
 from topic_matcher.topic_tree import TopicTree
 
 tree = TopicTree()
@@ -51,6 +56,7 @@ for number in range(1000):
     tree.pop(str(number))
 del scan
 """
+)
 
 WEAK = """
 import weakref

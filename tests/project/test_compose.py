@@ -33,8 +33,14 @@ SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 BOARD = json.loads((ROOT / "conf" / "grafana" / "mqttbroker.json").read_text(encoding="utf-8"))
 TOKENS = "/run/mqttbroker"
 # of the board, without samples until a client is refused, a stream has a reader, or there is an alarm
-NOTHING_HAPPENED = {"mqttbroker_alarm", "mqttbroker_connects_refused_total", "mqttbroker_denials_total",
-                    "mqttbroker_limits_reached_total", "mqttbroker_stream_consumer_lag", "mqttbroker_stream_consumer_lag_seconds"}
+NOTHING_HAPPENED = {
+    "mqttbroker_alarm",
+    "mqttbroker_connects_refused_total",
+    "mqttbroker_denials_total",
+    "mqttbroker_limits_reached_total",
+    "mqttbroker_stream_consumer_lag",
+    "mqttbroker_stream_consumer_lag_seconds",
+}
 
 pytestmark = pytest.mark.one_build
 
@@ -282,9 +288,7 @@ def test_prometheus_has_what_the_board_shows(readings: BrokerProcess, tokens: Pa
 
 @as_root
 @pytest.mark.slow(reason="starts Spark")
-def test_the_notebook_reads_the_stream(
-    readings: BrokerProcess, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_reads_the_stream(readings: BrokerProcess, tokens: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nbclient = pytest.importorskip("nbclient", reason="pip install 'mqttbroker[notebook]'")
     nbformat = pytest.importorskip("nbformat")
     wait_until(lambda: samples(readings.get("/metrics", token(tokens, "prometheus")))["mqttbroker_publish_received_total"] >= 8)
@@ -297,7 +301,12 @@ def test_the_notebook_reads_the_stream(
         monkeypatch.setenv("PYTHONPATH", python_path())
     notebook = nbformat.read(ROOT / "docs" / "notebooks" / "sensors.ipynb", 4)
     nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
-    shown = [output.data["text/plain"] for cell in notebook.cells if cell.cell_type == "code"
-             for output in cell.outputs if output.output_type == "execute_result"]
+    shown = [
+        output.data["text/plain"]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.output_type == "execute_result"
+    ]
     assert [line.split()[1] for line in shown[0].splitlines()[1:]] == ["1", "2", "3", "4"]
     assert int(shown[1]) >= 8

@@ -214,9 +214,9 @@ def test_each_block_has_a_test_or_a_reason() -> None:
             assert Path(page).name in test.read_text(encoding="utf-8"), f"{test} does not read {page}"
             continue
         for language in found - {"toml"}:
-            assert (
-                (page, language) in READ_BY or (page, language) in PRINTED or (language == "sh" and page in SHELL_PAGES)
-            ), f"{page}: no test uses its blocks of the language {language!r}"
+            assert (page, language) in READ_BY or (page, language) in PRINTED or (language == "sh" and page in SHELL_PAGES), (
+                f"{page}: no test uses its blocks of the language {language!r}"
+            )
     for page, language in [*READ_BY, *PRINTED]:
         assert language in {block.language for block in blocks(page)}, f"{page} has no block of the language {language!r} any more"
     for (page, language), name in READ_BY.items():
@@ -356,7 +356,8 @@ def run_shell(lines: list[str]) -> None:
         text = "\n".join([PRELUDE, "set -x", *lines])
         lines.clear()
         done = subprocess.run(
-            ["bash", "-e", "-u", "-o", "pipefail", "-c", text], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=50)
+            ["bash", "-e", "-u", "-o", "pipefail", "-c", text], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=50
+        )
         assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -63,9 +63,7 @@ COMMANDS = {
     "spark-submit --class org.apache.spark.sql.hive.thriftserver": "test_docs_recipes.py",
     "beeline ": "test_docs_recipes.py",
 }
-FAST = (
-    f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
-)
+FAST = f'--driver-java-options "{QUICK_JVM} -Dspark.ui.enabled=false" --conf spark.sql.shuffle.partitions=2 pyspark-shell'
 RUN = """
 import json, sys
 class Secrets:
@@ -217,22 +215,33 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
                 program += [(page, block.line, databases(page)), (page, block.line, code), (page, block.line, REPEAT_A_BATCH)]
             program.append((page, block.line, code))
         if page == "docs/spark.md":
-            program += [(page, 0, f"published = {published}"), (page, 0, dbt_models(page, broker)), (page, 0, UPSERTED),
-                        (page, 0, ingest_and_query(page, broker, tmp_path))]
+            program += [
+                (page, 0, f"published = {published}"),
+                (page, 0, dbt_models(page, broker)),
+                (page, 0, UPSERTED),
+                (page, 0, ingest_and_query(page, broker, tmp_path)),
+            ]
     environment = {
-        **os.environ, "PYTHONPATH": python_path(), "PYSPARK_PYTHON": worker_python(python_path()), "PYSPARK_SUBMIT_ARGS": FAST,
+        **os.environ,
+        "PYTHONPATH": python_path(),
+        "PYSPARK_PYTHON": worker_python(python_path()),
+        "PYSPARK_SUBMIT_ARGS": FAST,
     }
-    done = subprocess.run([sys.executable, "-c", RUN], input=json.dumps(program), cwd=tmp_path, env=environment,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-6000:]
-    written = Counter(
-        record.topic.partition("/")[0] for record in LogReader(broker.data_dir, "written").records()
+    done = subprocess.run(
+        [sys.executable, "-c", RUN],
+        input=json.dumps(program),
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
     )
+    assert done.returncode == 0, done.stdout[-6000:]
+    written = Counter(record.topic.partition("/")[0] for record in LogReader(broker.data_dir, "written").records())
     assert written["copy"] == published and written["alerts"] and written["counts"]
     for page in PAGES:
-        assert "sensors/plant" in "".join(
-            re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S)
-        )
+        assert "sensors/plant" in "".join(re.findall(rf"^--- {re.escape(page)} .*?(?=^--- |\Z)", done.stdout, re.M | re.S))
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -43,8 +43,11 @@ def command(*words: str) -> list[str]:
 
 
 def submit_options(directory: Path) -> list[str]:
-    settings = {"spark.ui.enabled": "false", "spark.sql.warehouse.dir": str(directory / "warehouse"),
-                "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={directory}/metastore;create=true"}
+    settings = {
+        "spark.ui.enabled": "false",
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={directory}/metastore;create=true",
+    }
     return ["--driver-java-options", QUICK_JVM, *(word for key, value in settings.items() for word in ("--conf", f"{key}={value}"))]
 
 
@@ -99,7 +102,8 @@ def test_executors_get_the_package_by_py_files(tmp_path: Path) -> None:
         done = run_program([spark_program(program), *submit_options(tmp_path), *words], environment, tmp_path)
     assert done.returncode == 0, done.stderr[-5000:]
     assert duckdb.sql(f"SELECT count, topic FROM '{tmp_path}/counts/*.parquet' ORDER BY topic").fetchall() == [
-        (10, f"sensors/p{number % 2}/m{number}/temperature") for number in (0, 2, 1, 3)]
+        (10, f"sensors/p{number % 2}/m{number}/temperature") for number in (0, 2, 1, 3)
+    ]
     assert (tmp_path / "packages/used").exists()
 
 
@@ -122,4 +126,5 @@ def test_the_thrift_server_and_beeline(tmp_path: Path) -> None:
                 assert done.returncode == 0, done.stdout + done.stderr
                 output = done.stdout
     assert sorted(re.findall(r"^sensors/.*$", output, re.M)) == [
-        f"sensors/p{number % 2}/m{number}/temperature,{count}" for number, count in ((0, 3), (2, 2), (1, 3), (3, 2))]
+        f"sensors/p{number % 2}/m{number}/temperature,{count}" for number, count in ((0, 3), (2, 2), (1, 3), (3, 2))
+    ]

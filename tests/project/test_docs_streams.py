@@ -34,8 +34,13 @@ def environment(broker: BrokerProcess, directory: Path) -> dict[str, str]:
     for name, words in (("python", ""), ("mqttbroker", "-m mqttbroker")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable} {words} "$@"\n')
         (programs / name).chmod(0o755)
-    return {**os.environ, "PATH": f"{programs}:{os.environ['PATH']}", "XDG_CONFIG_HOME": str(directory),
-            "MQTTBROKER_API_URL": broker.url, "MQTTBROKER_API_TOKEN": "token"}
+    return {
+        **os.environ,
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "XDG_CONFIG_HOME": str(directory),
+        "MQTTBROKER_API_URL": broker.url,
+        "MQTTBROKER_API_TOKEN": "token",
+    }
 
 
 def test_examples_print_what_the_page_says(tmp_path: Path) -> None:

@@ -65,7 +65,9 @@ def kinds_of_files(process: int) -> list[str]:
 
 def test_only_variables_that_no_interpreter_reads_may_be_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_fork({**os.environ, "MQTTBROKER_PORT": "1"})
-    assert can_fork({**os.environ, "JAVA_HOME": "/java", "PYSPARK_PYTHON": "python", "SPARK_BUFFER_SIZE": "1"}), "Spark started in this process"
+    assert can_fork({**os.environ, "JAVA_HOME": "/java", "PYSPARK_PYTHON": "python", "SPARK_BUFFER_SIZE": "1"}), (
+        "Spark started in this process"
+    )
     assert not can_fork({**os.environ, "LD_PRELOAD": "any.so"})
     monkeypatch.setenv("PYTHONHASHSEED", "1")
     assert not can_fork(os.environ)

@@ -49,7 +49,11 @@ EVERYTHING = {
         {"name": "wss", "type": "wss", "port": 8084, "settings": 'origins = ["https://example.org"]'},
     ],
     "ingress": {
-        "enabled": True, "className": "nginx", "listener": "wss", "hosts": ["mqtt.example.org"], "tlsSecret": "site-tls",
+        "enabled": True,
+        "className": "nginx",
+        "listener": "wss",
+        "hosts": ["mqtt.example.org"],
+        "tlsSecret": "site-tls",
         "annotations": {"nginx.ingress.kubernetes.io/proxy-read-timeout": "3600"},
     },
     "tls": {"secret": "site-tls"},

@@ -53,7 +53,9 @@ def steps() -> list[Step]:
 
 def test_hadolint_has_nothing_to_say() -> None:
     hadolint = Path(sys.executable).parent / "hadolint"
-    done = subprocess.run([hadolint, DOCKERFILE, ROOT / "conf" / "compose" / "notebook.Dockerfile"], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [hadolint, DOCKERFILE, ROOT / "conf" / "compose" / "notebook.Dockerfile"], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "")
 
 

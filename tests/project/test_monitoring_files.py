@@ -67,9 +67,7 @@ def test_promtool_accepts_the_rules() -> None:
 
 
 @needs("prometheus")
-def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> None:
+def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
     broker = start_broker(config={**STREAM, "alarms": {"disk_free": "1024TiB"}})
     config = {
         "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
@@ -88,9 +86,7 @@ def test_prometheus_evaluates_the_rules_and_the_dashboard_on_a_broker(
 
             prometheus.wait_until(lambda: bool(rules()) and all(rule["health"] == "ok" for rule in rules()))
             # The alarm is told to Prometheus; an alert waits for a minute before it fires.
-            prometheus.wait_until(
-                lambda: {rule["name"] for rule in rules() if rule["state"] != "inactive"} == {"MqttBrokerAlarm"}
-            )
+            prometheus.wait_until(lambda: {rule["name"] for rule in rules() if rule["state"] != "inactive"} == {"MqttBrokerAlarm"})
             connected = 'sum(mqttbroker_clients_connected{instance=~".*"})'
             prometheus.wait_until(lambda: prometheus.get("query", query=connected)["result"][0]["value"][1] == "1")
             for expression in dashboard_expressions():

@@ -29,11 +29,14 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if python_path():
         monkeypatch.setenv("PYTHONPATH", python_path())
     notebook = nbformat.read(NOTEBOOK, 4)
-    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}) \
-        .execute()
-    shown = [output.data["text/plain"] for cell in notebook.cells if cell.cell_type == "code"
-             for output in cell.outputs if output.output_type == "execute_result"]
+    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    shown = [
+        output.data["text/plain"]
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if output.output_type == "execute_result"
+    ]
     assert shown[0] == "'4 sensors, 4,000 readings'"
-    assert [line.split()[1:] for line in shown[1].splitlines()[2:]] == [
-        ["1000", "6"], ["1000", "0"], ["1000", "12"], ["1000", "0"]]
+    assert [line.split()[1:] for line in shown[1].splitlines()[2:]] == [["1000", "6"], ["1000", "0"], ["1000", "12"], ["1000", "0"]]
     assert (tmp_path / "anomalies.png").read_bytes().startswith(b"\x89PNG")

@@ -35,9 +35,7 @@ def pinned(name: str) -> dict[str, str]:
     for entry in re.sub(r"\s*#.*", "", text).replace("\\\n", " ").split("\n"):
         if not entry.strip():
             continue
-        match = re.fullmatch(
-            r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)\s*(?:;[^-]*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", entry
-        )
+        match = re.fullmatch(r"([A-Za-z0-9._-]+)==([A-Za-z0-9.!+]+)\s*(?:;[^-]*?)?((?:\s+--hash=sha256:[0-9a-f]{64})+)\s*", entry)
         assert match, f"requirements/{name}: {entry}"
         found[canonicalize_name(match[1])] = match[2]
     return found
@@ -79,9 +77,7 @@ def test_pinned_packages_have_what_they_need(file: str) -> None:
 
 def test_requirements_name_no_host() -> None:
     for path in (ROOT / "requirements").iterdir():
-        assert not re.search(
-            r"://|--(extra-)?index-url|--trusted-host|--find-links|@ ", path.read_text(encoding="utf-8")
-        ), path
+        assert not re.search(r"://|--(extra-)?index-url|--trusted-host|--find-links|@ ", path.read_text(encoding="utf-8")), path
 
 
 @pytest.mark.parametrize(("file", "user"), [("Dockerfile", 1883), ("conf/compose/notebook.Dockerfile", 1000)])

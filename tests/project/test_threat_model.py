@@ -33,9 +33,7 @@ def test_the_table_has_the_default(key: str, default: str) -> None:
 
 def test_the_table_has_every_key_about_logins_and_access() -> None:
     keys = {
-        key
-        for key in flatten(Settings())
-        if re.match(r"bans\.|logins\.|crl\.|http\.(access|token|client_c)|.*(anonymous|acl_file)", key)
+        key for key in flatten(Settings()) if re.match(r"bans\.|logins\.|crl\.|http\.(access|token|client_c)|.*(anonymous|acl_file)", key)
     }
     keys = {key for key in keys if not key.startswith("listeners.")}
     assert keys <= {key for key, _ in ROWS}
@@ -61,8 +59,5 @@ def test_links_lead_to_files_and_headings() -> None:
         page = ROOT / file
         for target, heading in re.findall(r"\]\(([^)#]+)(?:#([^)]*))?\)", page.read_text(encoding="utf-8")):
             text = (page.parent / target).read_text(encoding="utf-8")
-            headings = {
-                re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-")
-                for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)
-            }
+            headings = {re.sub(r"[^a-z0-9 -]", "", line.lower()).replace(" ", "-") for line in re.findall(r"^#+ (.*)$", text, re.MULTILINE)}
             assert not heading or heading in headings, f"{file}: {target}#{heading}"

@@ -29,12 +29,16 @@ def environment(**more: str) -> dict[str, str]:
 def test_arguments_environment_directory_and_input(tmp_path: Path, path: str, forked: bool) -> None:
     given = environment(GIVEN="a value")
     given["PYTHONPATH"] = os.pathsep.join(filter(None, (path, given["PYTHONPATH"])))
-    said = subprocess.run([worker_python(python_path()), *ONCE, SHOW, "pass"], input="text\n", capture_output=True, text=True, env=given, cwd=tmp_path)
+    said = subprocess.run(
+        [worker_python(python_path()), *ONCE, SHOW, "pass"], input="text\n", capture_output=True, text=True, env=given, cwd=tmp_path
+    )
     assert said.stdout.splitlines()[0] == f"{forked} a value {tmp_path} 8 timeit text", said.stderr
 
 
 def test_other_commands_are_pythons() -> None:
-    said = subprocess.run([worker_python(python_path()), "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, env=environment())
+    said = subprocess.run(
+        [worker_python(python_path()), "-c", "import sys; print(sys.executable)"], capture_output=True, text=True, env=environment()
+    )
     assert said.stdout == f"{sys.executable}\n"
 
 

@@ -14,9 +14,7 @@ ID = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), 
 
 
 @given(st.sets(ID), st.lists(st.tuples(st.booleans(), ID)), ID, st.integers(1, 9))
-def test_changes_and_pages_are_those_of_a_sorted_list(
-    loaded: set[str], changes: list[tuple[bool, str]], start: str, limit: int
-) -> None:
+def test_changes_and_pages_are_those_of_a_sorted_list(loaded: set[str], changes: list[tuple[bool, str]], start: str, limit: int) -> None:
     ids, expected = SortedIds(), sorted(loaded)
     for client_id in loaded:
         ids.load(client_id)

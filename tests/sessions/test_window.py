@@ -27,11 +27,14 @@ def shared(number: int) -> SharedInFlight:
 
 
 KINDS = ["QoS 1", "QoS 2", "shared"]
-STEPS = st.lists(st.one_of(
-    st.tuples(st.sampled_from(KINDS), st.integers(1, 90)),
-    st.tuples(st.sampled_from(["first", "last", "middle", "each"]), st.integers(1, 90)),
-    st.tuples(st.sampled_from(["unexpected", "refused"]), st.integers(1, 3)),
-), max_size=30)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(KINDS), st.integers(1, 90)),
+        st.tuples(st.sampled_from(["first", "last", "middle", "each"]), st.integers(1, 90)),
+        st.tuples(st.sampled_from(["unexpected", "refused"]), st.integers(1, 3)),
+    ),
+    max_size=30,
+)
 # The state of a packet id; of a shared in-flight message it is the message's number.
 AWAIT_PUBREC, AWAIT_PUBCOMP, AWAIT_PUBACK = -1, -2, -3
 

@@ -272,9 +272,7 @@ def growth(first: dict[str, Any], last: dict[str, Any]) -> list[str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        prog="make soak", description="Run clients against a broker without garbage collector."
-    )
+    parser = argparse.ArgumentParser(prog="make soak", description="Run clients against a broker without garbage collector.")
     parser.add_argument("--seconds", type=float, default=600.0)
     parser.add_argument("--seed", default="1")
     options = parser.parse_args()
@@ -285,9 +283,7 @@ def main() -> int:
                 soak.work(options.seconds / 10)
                 held = soak.sample()
                 total = sum(soak.counts.values())
-                print(
-                    f"{number + 1}/10: {total} steps, {held['blocks']} blocks, {held['resident'] >> 10} KiB", flush=True
-                )
+                print(f"{number + 1}/10: {total} steps, {held['blocks']} blocks, {held['resident'] >> 10} KiB", flush=True)
         finally:
             soak.close()
         print(f"soak: seed {options.seed}, {soak.counts}, {soak.published} messages")

@@ -28,7 +28,12 @@ def main(data_dir: Path, archive: str, archive_bytes: int | None) -> int:
         make(data_dir, END)
     stream_log.UNSEALED_STAYS = 0.0
     config = StreamConfig(
-        "s", ["sensors/#"], segment_bytes=5000, seal=True, archive=archive, retention_bytes=1,
+        "s",
+        ["sensors/#"],
+        segment_bytes=5000,
+        seal=True,
+        archive=archive,
+        retention_bytes=1,
         archive_retention_bytes=archive_bytes,
     )
     clock = itertools.count(1_000_000, 2)

@@ -38,8 +38,7 @@ def worker_pids(broker: int) -> list[int]:
     """The process ids of a broker's connection workers."""
     commands = {child: command_line(child) for child in children(broker)}
     return [
-        child for child, command in commands.items()
-        if command.startswith(b"mqttbroker: worker ") or b"\0mqttbroker.worker\0" in command
+        child for child, command in commands.items() if command.startswith(b"mqttbroker: worker ") or b"\0mqttbroker.worker\0" in command
     ]
 
 
@@ -175,9 +174,7 @@ class BrokerProcess:
     def __enter__(self) -> BrokerProcess:
         return self.start()
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         if error is not None:
             print(f"log of the broker:\n{self.log}")
         self.close()

@@ -20,9 +20,7 @@ from mqttbroker.core.access.policy import (
 class Scripted(Authenticator):
     """Answers as ``answer`` does; without it, later."""
 
-    def __init__(
-        self, kind: str, answer: Optional[Callable[[AuthenticationRequest], None]], checks_credentials: bool = True
-    ) -> None:
+    def __init__(self, kind: str, answer: Optional[Callable[[AuthenticationRequest], None]], checks_credentials: bool = True) -> None:
         super().__init__(kind, checks_credentials)
         self.answer = answer
         self.asked: list[AuthenticationRequest] = []

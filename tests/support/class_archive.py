@@ -16,11 +16,7 @@ from tempfile import TemporaryDirectory
 
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 COMPILER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-USED = (
-    f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:cds=off -Xlog:cds+dynamic=off"
-    if ARCHIVE.exists() and " " not in str(ARCHIVE)
-    else ""
-)
+USED = f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:cds=off -Xlog:cds+dynamic=off" if ARCHIVE.exists() and " " not in str(ARCHIVE) else ""
 QUICK_JVM = COMPILER + USED
 END_SECONDS = 120.0
 

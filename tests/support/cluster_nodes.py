@@ -110,9 +110,7 @@ class ClusterNodes:
             }
             tables = {**(config or {}), "cluster": section}
             if places:
-                tables |= {
-                    "allow_anonymous": True, "listeners": [{"host": place.host}], "http": {"host": place.host, "token": TOKEN}
-                }
+                tables |= {"allow_anonymous": True, "listeners": [{"host": place.host}], "http": {"host": place.host, "token": TOKEN}}
             node = ClusterNode(config=tables, arguments=arguments)
             node.host, node.launcher, node.protected = place.host, place.command, bool(places)
             self.nodes.append(node)
@@ -130,9 +128,7 @@ class ClusterNodes:
             raise
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         if error is not None:
             self.print_logs()
             self.kill()

@@ -17,9 +17,7 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def problems(
-    path: Optional[Path] = None, environ: Optional[dict[str, str]] = None, flags: Optional[dict[str, str]] = None
-) -> list[str]:
+def problems(path: Optional[Path] = None, environ: Optional[dict[str, str]] = None, flags: Optional[dict[str, str]] = None) -> list[str]:
     """The problems, without the lines of their keys."""
     with pytest.raises(ConfigError) as caught:
         load_settings(path, environ, flags)

@@ -40,8 +40,7 @@ RELEASED = {
         "backpressure_wait max_total_queued_messages max_total_queued_bytes max_total_queue_memory_bytes "
         "max_queue_memory_messages max_transient_queue_bytes max_outbox_bytes max_pending_write_bytes route_cache_size",
         "redirect": "server_reference permanent rate",
-        "consumers": "max_consumers max_name_length forget_after interval retention_warning retention_warning_percent "
-        "warning_interval",
+        "consumers": "max_consumers max_name_length forget_after interval retention_warning retention_warning_percent warning_interval",
         "streams": "filters partitions key retention_age retention_bytes segment_bytes segment_age seal",
     }
 }
@@ -138,10 +137,15 @@ def sections() -> list[Section]:
     return [each for each in found if each.name != "-"]
 
 
-SECTIONS = {"": Settings, "http.access": HttpAccess, "listeners": Listener, "streams": Stream, "queues": Queue,
-            "bridges": Bridge, "bridges.topics": BridgeTopic} | {
-    field.name: field.metadata["section"] for field in dataclasses.fields(Settings) if "section" in field.metadata
-}
+SECTIONS = {
+    "": Settings,
+    "http.access": HttpAccess,
+    "listeners": Listener,
+    "streams": Stream,
+    "queues": Queue,
+    "bridges": Bridge,
+    "bridges.topics": BridgeTopic,
+} | {field.name: field.metadata["section"] for field in dataclasses.fields(Settings) if "section" in field.metadata}
 
 
 def reference() -> str:
@@ -169,7 +173,7 @@ def _applied(section: str, name: str) -> str:
     if section in ("http.access", "bridges", "bridges.topics"):
         return "SIGHUP"
     if section in EXTERNAL:
-        return "restart, if it was or becomes `\"\"`; else SIGHUP" if name in ("url", "object") else "SIGHUP"
+        return 'restart, if it was or becomes `""`; else SIGHUP' if name in ("url", "object") else "SIGHUP"
     key = {"": name, "listeners": f"listeners.0.{name}"}.get(section, f"{section}.{name}")
     return "SIGHUP" if RELOADABLE.fullmatch(key) else "restart"
 

@@ -73,9 +73,7 @@ class Core:
         self._start()
 
     def _start(self) -> None:
-        self.store = SqliteStore(
-            self.directory / "core.db", self.settings.durability, self.log, apply_interval=0.01
-        )
+        self.store = SqliteStore(self.directory / "core.db", self.settings.durability, self.log, apply_interval=0.01)
         recovered = self.store.recover()
         self.broker: Broker = build_broker(self.settings, recovered)
         self._set_clock()
@@ -169,9 +167,7 @@ class Core:
     def __enter__(self) -> Core:
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.close()
 
     # --- clients --------------------------------------------------------------------------------------------------

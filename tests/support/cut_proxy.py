@@ -42,9 +42,7 @@ class CutProxy:
         assert started.wait(10)
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._call(self._loop.stop)
         self._thread.join(10)

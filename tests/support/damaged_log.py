@@ -34,10 +34,7 @@ def open_log(data_dir: Path, ends: dict[tuple[str, int], int] | None) -> StreamL
 
 
 def commit(logs: StreamLogs, first: int) -> None:
-    records = [
-        Message("sensors/1", b"%d" % offset, 1, False, b"", "dev", 10**12 + offset, 0)
-        for offset in range(first, first + BATCH)
-    ]
+    records = [Message("sensors/1", b"%d" % offset, 1, False, b"", "dev", 10**12 + offset, 0) for offset in range(first, first + BATCH)]
     logs.append({KEY: records})
     logs.sync()
     logs.committed()
@@ -83,9 +80,7 @@ DAMAGES: dict[str, Callable[[bytes, Batch], bytes]] = {
     "offset": _poke(16, b"\xee"),
     "version": _poke(24, b"\x09"),
     "body": _poke(150, b"\0\xff\0\xff"),
-    "zeros": lambda data, batch: data[: batch.position]
-    + bytes(batch.end - batch.position)
-    + data[batch.end :],
+    "zeros": lambda data, batch: data[: batch.position] + bytes(batch.end - batch.position) + data[batch.end :],
     "cut out": lambda data, batch: data[: batch.position] + data[batch.end :],
     "lost bytes": lambda data, batch: data[: batch.position + 50] + data[batch.position + 58 :],
     "more bytes": lambda data, batch: data[: batch.position + 50] + b"MQB1" * 2 + data[batch.position + 50 :],

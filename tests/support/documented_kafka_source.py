@@ -12,7 +12,8 @@ def kafka_source_code(servers: str, topic: str) -> str:
     streaming DataFrames ``records`` and ``messages``."""
     code: str
     [code] = [
-        block for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "spark.md").read_text("utf-8"), re.M | re.S)
+        block
+        for block in re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "spark.md").read_text("utf-8"), re.M | re.S)
         if 'format("kafka")' in block
     ]
     for printed, here in {"kafka1:9092,kafka2:9092": servers, "mqtt.stream.sensors": topic}.items():

@@ -18,9 +18,22 @@ from setproctitle import setproctitle
 from mqttbroker.cli.main import main
 
 # What ``serve`` imports when it starts, and what it imports later if it is used.
-for module in ("server", "admin.http_application", "admin.http_api", "admin.http_accounts", "admin.http_alarms", "admin.http_bridges",
-               "admin.http_dashboard", "admin.http_groups", "admin.http_history", "admin.http_stream_admin", "admin.http_trace",
-               "admin.metrics_text", "net.revocation", "net.websocket"):
+for module in (
+    "server",
+    "admin.http_application",
+    "admin.http_api",
+    "admin.http_accounts",
+    "admin.http_alarms",
+    "admin.http_bridges",
+    "admin.http_dashboard",
+    "admin.http_groups",
+    "admin.http_history",
+    "admin.http_stream_admin",
+    "admin.http_trace",
+    "admin.metrics_text",
+    "net.revocation",
+    "net.websocket",
+):
     importlib.import_module(f"mqttbroker.{module}")
 
 MAX_REQUEST = 1 << 20  # bytes
@@ -81,7 +94,7 @@ def become(request: dict[str, object], output: int) -> None:
     command, directory, environment = request["command"], request["directory"], request["environment"]
     assert isinstance(command, list) and isinstance(directory, str) and isinstance(environment, dict)
     sys.orig_argv = list(command)
-    sys.argv = ["mqttbroker", *command[command.index("serve"):]]
+    sys.argv = ["mqttbroker", *command[command.index("serve") :]]
     os.chdir(directory)
     os.environ.clear()
     os.environ.update(environment)

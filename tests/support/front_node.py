@@ -171,9 +171,7 @@ class FrontNode:
     """A node in a thread, with ``cores`` that own one shard each. ``patience`` is how long a client waits for its core;
     ``limits`` are the node's."""
 
-    def __init__(
-        self, directory: Path, listeners: list[Listener], cores: int = 2, patience: float = 30.0, **limits: Any
-    ) -> None:
+    def __init__(self, directory: Path, listeners: list[Listener], cores: int = 2, patience: float = 30.0, **limits: Any) -> None:
         self._directory = directory
         self._listeners = listeners
         self._count = cores

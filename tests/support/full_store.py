@@ -16,7 +16,15 @@ from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
 
 TABLES = (
-    "sessions", "subscriptions", "messages", "queue", "received", "retained", "stream_ends", "producers", "stream_readers",
+    "sessions",
+    "subscriptions",
+    "messages",
+    "queue",
+    "received",
+    "retained",
+    "stream_ends",
+    "producers",
+    "stream_readers",
     "stream_offsets",
 )
 PAGE = 4096
@@ -38,9 +46,7 @@ def fill(path: Path, keep_wal: bool = False) -> None:
         writer.commit(_commit(number, chance))
     if keep_wal:
         for suffix in ("", "-wal"):
-            path.with_name(path.name + suffix).write_bytes(
-                made.with_name(made.name + suffix).read_bytes()
-            )
+            path.with_name(path.name + suffix).write_bytes(made.with_name(made.name + suffix).read_bytes())
         shutil.copytree(path.with_name("log"), path.with_name("log of the crash"))
     store.stop()
     if keep_wal:
@@ -58,10 +64,7 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     ids = range(number * EACH + 1, (number + 1) * EACH + 1)
     payloads = [chance.randbytes(chance.choice((0, 9, 90, 900, 9000))) for _ in ids]
     write_set.messages = [message(i, f"sensors/{i}", payload, timestamp=i) for i, payload in zip(ids, payloads)]
-    write_set.entries = [
-        (key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0)
-        for i, payload in zip(ids, payloads)
-    ]
+    write_set.entries = [(key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0) for i, payload in zip(ids, payloads)]
     write_set.received = [received_key(key, i) for i in range(1, 40)]
     write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
     write_set.producers = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]

@@ -23,8 +23,10 @@ CONTENTS = {
     "message": lambda w: bool(w.entries or w.stream_messages or w.retained),
     "packet id of the publisher": lambda w: bool(w.received),
     "release": lambda w: bool(w.deleted_received),
-    "packet id of the delivery": lambda w: any(row[PACKET_ID] and row[STATE] == AWAIT_PUBREC for row in w.entries)
-    or any(row[NEW_STATE] == AWAIT_PUBREC for row in w.entry_updates),
+    "packet id of the delivery": lambda w: (
+        any(row[PACKET_ID] and row[STATE] == AWAIT_PUBREC for row in w.entries)
+        or any(row[NEW_STATE] == AWAIT_PUBREC for row in w.entry_updates)
+    ),
     "PUBREC": lambda w: any(row[NEW_STATE] == AWAIT_PUBCOMP for row in w.entry_updates),
     "end of the delivery": lambda w: bool(w.deleted_entries),
 }

@@ -14,8 +14,7 @@ QUICK_SPARK = {"spark.driver.extraJavaOptions": QUICK_JVM}
 def document(root: Path, **table: Any) -> dict[str, Any]:
     """Settings of one table ``t`` that reads the stream in ``root/data``."""
     given = {"stream": "sensors", "schema": "n long not null", "output": str(root / "out"), **table}
-    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": QUICK_SPARK},
-            "tables": {"t": given}}
+    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": QUICK_SPARK}, "tables": {"t": given}}
 
 
 def parquet_rows(directory: Path) -> list[dict[str, Any]]:

@@ -69,9 +69,7 @@ class KafkaCluster(LocalKafka):
         """Wait until a partition has so many replicas that are in sync."""
         await self._state(topic, partition, lambda one: len(one["isr"]) == count and one["leader"] > 0)
 
-    async def _state(
-        self, topic: str, partition: int, wanted: Callable[[dict[str, Any]], bool]
-    ) -> dict[str, Any]:
+    async def _state(self, topic: str, partition: int, wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
         """A partition's metadata, once they are as wanted."""
         until = time.monotonic() + START_S
         while True:

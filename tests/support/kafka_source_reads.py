@@ -27,9 +27,7 @@ def main(place: str, job_file: str) -> None:
     streams = {"kafka": names["messages"], "mqtt": spark.readStream.format("mqtt").options(**mqtt).load()}
     for line in sys.stdin:
         records = spark.read.format("kafka").options(**job["kafka"]).load()
-        batches = {
-            "kafka": names["messages_of"](records, "sensors"), "mqtt": spark.read.format("mqtt").options(**mqtt).load()
-        }
+        batches = {"kafka": names["messages_of"](records, "sensors"), "mqtt": spark.read.format("mqtt").options(**mqtt).load()}
         for name, rows in batches.items():
             rows.write.parquet(str(directory / f"{name}-{line.strip()}"))
         for name, rows in streams.items():

@@ -1,6 +1,6 @@
 """A store on Kafka, and a process that commits the write sets of a seed from a number on, and prints each number once committed.
 
-    python kafka_writer.py BOOTSTRAP TOPIC DIRECTORY NODE SEED NUMBER
+python kafka_writer.py BOOTSTRAP TOPIC DIRECTORY NODE SEED NUMBER
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from mqttbroker.cluster.store import KafkaStore, ShardPlace, Timing
 CLUSTER = b"testtest"
 
 
-def opened(
-    bootstrap: list[str], topic: str, directory: Path, node: str, on_lost: Callable[[str], None]
-) -> KafkaStore:
+def opened(bootstrap: list[str], topic: str, directory: Path, node: str, on_lost: Callable[[str], None]) -> KafkaStore:
     place = ShardPlace(topic, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
     timing = Timing(4.0, 1.0, 1.0, 0.1)
     log = KafkaLog({"bootstrap_servers": bootstrap}, topic, timing.append_timeout)

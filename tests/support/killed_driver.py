@@ -44,7 +44,5 @@ ingest.run(parse_config(document), once=True)
 def killed(code: str, *arguments: str) -> None:
     """Run a driver that is killed with SIGKILL at a known step."""
     environment = os.environ | {"PYTHONPATH": python_path()}
-    done = subprocess.run(
-        [sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, timeout=150
-    )
+    done = subprocess.run([sys.executable, "-P", "-c", code, *arguments], env=environment, capture_output=True, timeout=150)
     assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]

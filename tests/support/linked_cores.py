@@ -89,9 +89,7 @@ class LinkedCore:
             self.broker.outbound.counters,
         )
         sockets = OpenSockets(10_000, 10_000, self.broker.outbound.counters)
-        self.endpoint = Endpoint(
-            self.scheduler, policy, sockets, lambda: f"auto-{random.random()}", self.defects.append
-        )
+        self.endpoint = Endpoint(self.scheduler, policy, sockets, lambda: f"auto-{random.random()}", self.defects.append)
         self._bodies: dict[int, bytes] = {}
         self._ticks = loop.create_task(self._tick())
         self.transports: list[Any] = []
@@ -178,9 +176,7 @@ class LinkedCores:
             self.look(core.catch_up)
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         defects = [connection.client_id for core in self.cores.values() for connection in core.defects]
         for shard in list(self.cores):
             self.kill(shard)

@@ -66,9 +66,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.close()
 
     def _make(self) -> None:
@@ -82,8 +80,18 @@ class Network:
             name, outer = self._name(place), f"{self._bridge}{self._number(place)}"
             _ip("netns", "add", name)
             _ip(
-                "link", "add", outer, "type", "veth", "peer", "name", "eth0",
-                "address", self._hardware(place), "netns", name,
+                "link",
+                "add",
+                outer,
+                "type",
+                "veth",
+                "peer",
+                "name",
+                "eth0",
+                "address",
+                self._hardware(place),
+                "netns",
+                name,
             )
             _ip("link", "set", outer, "master", self._bridge, "up")
             _ip("-n", name, "addr", "add", f"{self.address(place)}/24", "dev", "eth0")
@@ -146,8 +154,7 @@ class Network:
     def _direct(self, place: str, others: Iterable[str], hardware: Optional[str]) -> None:
         """Have a place send its packets for the others to this Ethernet address, by default to their own ones."""
         lines = [
-            f"neigh replace {self.address(other)} lladdr {hardware or self._hardware(other)} dev eth0 nud permanent"
-            for other in others
+            f"neigh replace {self.address(other)} lladdr {hardware or self._hardware(other)} dev eth0 nud permanent" for other in others
         ]
         _ip("-n", self._name(place), "-batch", "-", lines="\n".join(lines) + "\n")
 

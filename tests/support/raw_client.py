@@ -138,8 +138,7 @@ class RawClient:
         assert unsuback.packet_id == packet_id
         return unsuback
 
-    def publish(self, topic: str, payload: bytes = b"", qos: int = 0, retain: bool = False,
-                properties: Optional[Properties] = None) -> int:
+    def publish(self, topic: str, payload: bytes = b"", qos: int = 0, retain: bool = False, properties: Optional[Properties] = None) -> int:
         """Publish, with all acknowledgements of the QoS; returns the reason code of PUBACK or PUBREC, 0 at QoS 0."""
         packet_id = self.next_packet_id() if qos else 0
         self.send(Publish(topic, payload, qos, retain, False, packet_id, properties))
@@ -182,9 +181,7 @@ class RawClient:
     def __enter__(self) -> RawClient:
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.close()
 
 

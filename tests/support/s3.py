@@ -36,7 +36,10 @@ class S3Server:
         if found is None:
             pytest.skip("moto is not installed, and MOTO_SERVER is not set")
         self._process = subprocess.Popen(
-            [found, "-H", "127.0.0.1", "-p", "0"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+            [found, "-H", "127.0.0.1", "-p", "0"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
             env={name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
         )
         assert self._process.stderr is not None

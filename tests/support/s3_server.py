@@ -38,13 +38,17 @@ class S3Server:
 
     def delta_options(self) -> dict[str, str]:
         """`storage_options` of deltalake."""
-        return {"AWS_ENDPOINT_URL": self.url, "AWS_ALLOW_HTTP": "true", "AWS_REGION": REGION,
-                "AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
+        return {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ALLOW_HTTP": "true",
+            "AWS_REGION": REGION,
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+        }
 
     def iceberg_properties(self) -> dict[str, str]:
         """Properties of pyiceberg's file system."""
-        return {"s3.endpoint": self.url, "s3.region": REGION, "s3.access-key-id": ACCESS_KEY,
-                "s3.secret-access-key": SECRET_KEY}
+        return {"s3.endpoint": self.url, "s3.region": REGION, "s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
 
     def fail(self, method: str, path: str, every: int = 1, done: bool = False, times: Optional[int] = None) -> None:
         """Answer 503 SlowDown to one in ``every`` requests, by chance, whose method and path match the expressions.

@@ -58,9 +58,7 @@ class ScriptedBroker:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(10)

@@ -24,9 +24,7 @@ def main(data_dir: Path, end: int) -> int:
         sync_directory(data_dir.parent)
         make(data_dir, end)
     stream_log.UNSEALED_STAYS = 0.0
-    logs = StreamLogs(
-        data_dir / "streams", [StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True)], lambda: 1e6
-    )
+    logs = StreamLogs(data_dir / "streams", [StreamConfig("s", ["sensors/#"], segment_bytes=5000, seal=True)], lambda: 1e6)
     logs.recover({("s", 0): end})
     sealer = Sealer(logs)
     sealer.start()

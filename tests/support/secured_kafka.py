@@ -112,7 +112,5 @@ class SecuredKafka(KafkaCluster):
 def _keystore(certificate: trustme.LeafCert) -> bytes:
     """Key and certificates, as Kafka reads them."""
     key: Any = serialization.load_pem_private_key(certificate.private_key_pem.bytes(), None)
-    pem: bytes = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
+    pem: bytes = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     return pem + b"".join(one.bytes() for one in certificate.cert_chain_pems)

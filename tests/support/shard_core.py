@@ -88,11 +88,7 @@ class ShardCore(Core):
         self.bus = Bus(self.broker, shard, self.shards.count, marks, receiver, lambda log, size: None)
         self.asked_ends: list[Callable[[dict[int, int]], object]] = []
         self.barrier = Barrier(self.bus, self.broker, lambda filters, done: done(), self.asked_ends.append)
-        self.feeds = {
-            log: FeedBatches(shard, marks.get(log, first_mark(log)), CLUSTER)
-            for log in range(self.shards.count)
-            if log != shard
-        }
+        self.feeds = {log: FeedBatches(shard, marks.get(log, first_mark(log)), CLUSTER) for log in range(self.shards.count) if log != shard}
         self.next = {log: marks.get(log, first_mark(log)).offset for log in self.feeds}
         self.control = BrokerControl(self.broker, lambda: self.seconds)
         self.clients: list[CoreClient] = []

@@ -121,9 +121,7 @@ class ShardCore(Core):
             lambda: len(self.records),
             lambda done: done({shard: len(log) for shard, log in enumerate(self.cluster.logs) if shard != self.shard}),
         )
-        self.bus = Bus(
-            self.broker, self.shard, self.cluster.shards.count, dict(self.marks), _Receiver(self), lambda log, size: None
-        )
+        self.bus = Bus(self.broker, self.shard, self.cluster.shards.count, dict(self.marks), _Receiver(self), lambda log, size: None)
 
     def after_retained(self, done: Callable[[], object]) -> None:
         """All cores have committed what was published there."""

@@ -67,9 +67,7 @@ class ShardOwner:
         """Read the log from the first record that is not known."""
         log = self.log
         assert log is not None
-        self.reader = self.kafka.reader(
-            {0: self.ownership.view.end}, lambda shard, offset, record: log.read(offset, record)
-        )
+        self.reader = self.kafka.reader({0: self.ownership.view.end}, lambda shard, offset, record: log.read(offset, record))
         self.reader.start()
 
     async def stop(self) -> None:

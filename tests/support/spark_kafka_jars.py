@@ -33,7 +33,9 @@ def spark_kafka_jars() -> list[str]:
         (unfinished / "pom.xml").write_text(_pom(), encoding="utf-8")
         subprocess.run(
             [maven, "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={unfinished}"],
-            cwd=unfinished, check=True, timeout=DOWNLOAD_S,
+            cwd=unfinished,
+            check=True,
+            timeout=DOWNLOAD_S,
         )
         try:
             unfinished.rename(LIBRARIES)

@@ -42,8 +42,9 @@ AT_ONCE = 20
 class SparkProcess:
     """``program`` of Spark, run in ``directory``; a context manager that ends it."""
 
-    def __init__(self, directory: Path, arguments: Sequence[str], env: Optional[Mapping[str, str]] = None,
-                 program: str = "spark-class") -> None:
+    def __init__(
+        self, directory: Path, arguments: Sequence[str], env: Optional[Mapping[str, str]] = None, program: str = "spark-class"
+    ) -> None:
         self.directory = directory
         self.log = directory / "log"
         self._command = [spark_program(program), *arguments]
@@ -72,13 +73,12 @@ class SparkProcess:
     def __enter__(self) -> SparkProcess:
         self.directory.mkdir(parents=True, exist_ok=True)
         with self.log.open("wb") as log:
-            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                             env=self._env, cwd=self.directory)
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._env, cwd=self.directory
+            )
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         assert self._process is not None
         if error is not None:
             print(f"log of {self._command[1]}:\n{self.log.read_text(errors='replace')[-3000:]}")
@@ -97,8 +97,16 @@ def spark_program(name: str) -> str:
 
 def run_program(command: Sequence[object], env: Mapping[str, str], directory: Path) -> subprocess.CompletedProcess[str]:
     """Run a program that starts others; kills all of them if the wait is interrupted."""
-    with subprocess.Popen(list(map(str, command)), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, text=True, env=env, cwd=directory, start_new_session=True) as process:
+    with subprocess.Popen(
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
+        cwd=directory,
+        start_new_session=True,
+    ) as process:
         try:
             out, errors = process.communicate()
         except BaseException:
@@ -110,8 +118,14 @@ def run_program(command: Sequence[object], env: Mapping[str, str], directory: Pa
 def spark_environment() -> dict[str, str]:
     """The environment of Spark processes: little memory, fast start, loopback only."""
     use_java()
-    return {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": python_path(), "SPARK_LOCAL_IP": "127.0.0.1",
-            "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM}
+    return {
+        **os.environ,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": python_path(),
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "SPARK_DAEMON_MEMORY": "256m",
+        "SPARK_DAEMON_JAVA_OPTS": QUICK_JVM,
+    }
 
 
 def install_into(directory: Path) -> str:
@@ -142,8 +156,7 @@ def publish(client: RawClient, numbers: Sequence[int]) -> None:
     """Publish readings with these numbers and wait for their acknowledgements."""
     for start in range(0, len(numbers), AT_ONCE):
         part = numbers[start : start + AT_ONCE]
-        client.send(*(Publish(topic(number), reading(number), 1, False, False, client.next_packet_id(), None)
-                      for number in part))
+        client.send(*(Publish(topic(number), reading(number), 1, False, False, client.next_packet_id(), None) for number in part))
         assert [client.expect(Puback).reason_code for _ in part] == [0] * len(part)
 
 

@@ -49,8 +49,7 @@ def start_session(warehouse: Path, java_options: str = QUICK_JVM, master: str = 
         "spark.sql.shuffle.partitions": "1",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse),
-        "spark.sql.streaming.checkpointFileManagerClass":
-            "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
+        "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": java_options,
@@ -133,19 +132,25 @@ class StreamWriter:
         for partition, mark in enumerate(self._marks):
             files = self.segments(partition)
             ends = [int(path.stem) for path in files[1:]] + [mark.high_watermark]
-            partitions.append({
-                "partition": partition,
-                "log_start_offset": mark.log_start_offset,
-                "high_watermark": mark.high_watermark,
-                "segments": [
-                    {
-                        "file": path.name, "first_offset": int(path.stem), "end_offset": end,
-                        "bytes": mark.position if int(path.stem) == mark.segment else path.stat().st_size,
-                        "first_timestamp_us": 0, "last_timestamp_us": 0, "sealed": False,
-                    }
-                    for path, end in zip(files, ends)
-                ],
-            })
+            partitions.append(
+                {
+                    "partition": partition,
+                    "log_start_offset": mark.log_start_offset,
+                    "high_watermark": mark.high_watermark,
+                    "segments": [
+                        {
+                            "file": path.name,
+                            "first_offset": int(path.stem),
+                            "end_offset": end,
+                            "bytes": mark.position if int(path.stem) == mark.segment else path.stat().st_size,
+                            "first_timestamp_us": 0,
+                            "last_timestamp_us": 0,
+                            "sealed": False,
+                        }
+                        for path, end in zip(files, ends)
+                    ],
+                }
+            )
         return {"stream": self.directory.name, "format_version": 1, "partitions": partitions}
 
     def _file(self, partition: int, first_offset: int) -> Path:

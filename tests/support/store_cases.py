@@ -30,9 +30,7 @@ def opened(path: Path) -> Iterator[Callable[..., Tuple[Recovered, Writer]]]:
     """A function that opens a store after closing the one before it."""
     stores: List[SqliteStore] = []
 
-    def open_store(
-        durability: str = "commit", log: Optional[FileLog] = None
-    ) -> Tuple[Recovered, Writer]:
+    def open_store(durability: str = "commit", log: Optional[FileLog] = None) -> Tuple[Recovered, Writer]:
         for store in stores:
             store.stop()
         store = SqliteStore(path, durability, log)

@@ -318,9 +318,7 @@ def check_tables(database: Path, rows: Rows) -> None:
     # A NULL expiry is one of an older version.
     assert entries == [entry for _, entry in sorted(rows.queue.items())]
     messages = query(database, "SELECT id, topic, payload, timestamp, expires_at FROM messages ORDER BY id")
-    assert messages == [
-        (one.id, one.topic, one.payload, one.timestamp, one.expires_at) for _, one in sorted(rows.messages.items())
-    ]
+    assert messages == [(one.id, one.topic, one.payload, one.timestamp, one.expires_at) for _, one in sorted(rows.messages.items())]
     assert set(query(database, "SELECT session_id, packet_id FROM received")) == set(map(received_row, rows.received))
     assert query(database, "PRAGMA integrity_check") == ["ok"]
 

@@ -56,9 +56,7 @@ class FileLog:
             error.errno = self.error
             raise error
 
-    def append(
-        self, records: Dict[Partition, List[Message]]
-    ) -> Dict[Partition, Tuple[int, int, str]]:
+    def append(self, records: Dict[Partition, List[Message]]) -> Dict[Partition, Tuple[int, int, str]]:
         for partition, messages in records.items():
             with open(self.path(partition), "ab") as file:
                 for message in messages:
@@ -85,9 +83,7 @@ class FileLog:
         self.appended = {}
         self._called("committed")
 
-    def recover(
-        self, ends: Optional[Dict[Partition, int]], logged: Dict[Partition, int]
-    ) -> Dict[Partition, int]:
+    def recover(self, ends: Optional[Dict[Partition, int]], logged: Dict[Partition, int]) -> Dict[Partition, int]:
         self.events.append("recover" if ends is not None else "recover all")
         self.ends = {("s", number): 0 for number in range(PARTITIONS)}
         for name in os.listdir(self.directory):
@@ -187,15 +183,11 @@ def commit_number(number: int) -> WriteSet:
     write_set.sessions.append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))
     write_set.subscriptions.append(SubscriptionRow(1, "a/+", 1, 1, number))
     write_set.messages = [message(key, f"a/{key}", b"%d" % key, timestamp=key) for key in keys]
-    write_set.entries = [
-        (1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys
-    ]
+    write_set.entries = [(1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys]
     write_set.received.append(received_key(1, number % 60000 + 1))
     if number > 0:
         write_set.deleted_received.append(received_key(1, (number - 1) % 60000 + 1))
-        write_set.entry_updates = [
-            (key % 60000 + 1, 2, 1, key) for key in range((number - 1) * ENTRIES, number * ENTRIES)
-        ]
+        write_set.entry_updates = [(key % 60000 + 1, 2, 1, key) for key in range((number - 1) * ENTRIES, number * ENTRIES)]
     if number >= KEPT:
         gone = range((number - KEPT) * ENTRIES, (number - KEPT + 1) * ENTRIES)
         write_set.deleted_entries = [(1, key, key, 0) for key in gone]

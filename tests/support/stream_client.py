@@ -35,7 +35,10 @@ class WebSocketStream:
     def __init__(self, sock: Any, origin: Optional[str] = None) -> None:
         self.socket = sock
         self.protocol = ClientProtocol(
-            parse_uri(f"ws://broker{PATH}"), subprotocols=["mqtt"], origin=origin, max_size=None  # type: ignore
+            parse_uri(f"ws://broker{PATH}"),
+            subprotocols=["mqtt"],
+            origin=origin,
+            max_size=None,  # type: ignore
         )
         request = self.protocol.connect()
         self.protocol.send_request(request)

@@ -48,9 +48,7 @@ class Topic:
             await producer.begin_transaction()
             for one in messages:
                 record = record_of(self._stream, one)
-                await producer.send_and_wait(
-                    self.name, record["value"], record["key"], partition, record["timestamp"], record["headers"]
-                )
+                await producer.send_and_wait(self.name, record["value"], record["key"], partition, record["timestamp"], record["headers"])
             await (producer.commit_transaction() if commit else producer.abort_transaction())
         finally:
             await producer.stop()
@@ -62,9 +60,7 @@ class Topic:
     def rows(self, **more: str) -> list[dict[str, Any]]:
         found = MqttDataSource(self.options(**more))
         reader = found.reader(found.schema())  # type: ignore[arg-type]
-        return [
-            row for partition in reader.partitions() for batch in reader.read(partition) for row in batch.to_pylist()
-        ]
+        return [row for partition in reader.partitions() for batch in reader.read(partition) for row in batch.to_pylist()]
 
     def stream_reader(self, **more: str) -> MqttStreamReader:
         found = MqttDataSource(self.options(**more))

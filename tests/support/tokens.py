@@ -45,9 +45,7 @@ def private_pem(algorithm: str) -> bytes:
     return pem
 
 
-def token(
-    algorithm: str = "RS256", name: str = "", kid: Optional[str] = None, headers: Any = None, **claims: Any
-) -> str:
+def token(algorithm: str = "RS256", name: str = "", kid: Optional[str] = None, headers: Any = None, **claims: Any) -> str:
     """A signed token for the user "pump" that expires in an hour; a claim of None is left out."""
     payload = {"sub": "pump", "exp": int(time.time()) + 3600, **claims}
     payload = {claim: value for claim, value in payload.items() if value is not None}

@@ -22,9 +22,17 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-MODULES = ("pandas", "pyarrow.compute", "pyarrow.parquet", "pyspark.worker", "pyspark.sql.worker.create_data_source",
-           "pyspark.sql.worker.lookup_data_sources", "pyspark.sql.worker.plan_data_source_read",
-           "pyspark.sql.worker.write_into_data_source", "bridge_spark.datasource")
+MODULES = (
+    "pandas",
+    "pyarrow.compute",
+    "pyarrow.parquet",
+    "pyspark.worker",
+    "pyspark.sql.worker.create_data_source",
+    "pyspark.sql.worker.lookup_data_sources",
+    "pyspark.sql.worker.plan_data_source_read",
+    "pyspark.sql.worker.write_into_data_source",
+    "bridge_spark.datasource",
+)
 MAX_REQUEST = 1 << 20  # bytes
 LAUNCHER = """#!{python} -IS
 import json, os, select, signal, socket, sys
@@ -107,8 +115,9 @@ def own_paths(environment: dict[str, str]) -> str:
     """PYTHONPATH without what Spark adds to it, its own files."""
     spark = [str(Path(importlib.import_module("pyspark").__path__[0])), environment.get("SPARK_HOME", os.devnull)]
     own = tuple(directory + os.sep for directory in spark)
-    return os.pathsep.join(dict.fromkeys(
-        path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and not path.startswith(own)))
+    return os.pathsep.join(
+        dict.fromkeys(path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path and not path.startswith(own))
+    )
 
 
 def become(arguments: list[str], directory: str, environment: dict[str, str], descriptors: list[int]) -> None:

@@ -156,9 +156,7 @@ def expected_levels(plain: dict[str, int], prefix: str | None) -> dict[str, tupl
     """Each level after a prefix, with the value of the topic that it ends and whether topics continue."""
     start = "" if prefix is None else f"{prefix}/"
     names = {topic[len(start) :].split("/")[0] for topic in plain if topic.startswith(start)}
-    return {
-        name: (plain.get(start + name), any(topic.startswith(f"{start}{name}/") for topic in plain)) for name in names
-    }
+    return {name: (plain.get(start + name), any(topic.startswith(f"{start}{name}/") for topic in plain)) for name in names}
 
 
 def levels_of(found: list[Level]) -> dict[str, tuple[object, bool]]:

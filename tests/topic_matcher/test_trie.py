@@ -71,9 +71,7 @@ TestTrieAgainstDictionary.settings = settings(max_examples=60, stateful_step_cou
 
 @given(st.dictionaries(st.tuples(FILTERS, SUBSCRIBERS), st.integers(), max_size=40), TOPICS, st.randoms())
 @settings(deadline=None)
-def test_matches_do_not_depend_on_the_order_of_inserts(
-    wanted: dict[tuple[str, int], int], topic: str, order: random.Random
-) -> None:
+def test_matches_do_not_depend_on_the_order_of_inserts(wanted: dict[tuple[str, int], int], topic: str, order: random.Random) -> None:
     trie = SubscriptionTrie()
     items = list(wanted.items())
     order.shuffle(items)

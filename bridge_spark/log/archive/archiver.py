@@ -72,14 +72,12 @@ class Archiver:
 
     def problems(self) -> List[str]:
         """One line for each archive whose last job failed.  For any thread."""
-        return [f"archive of stream {archive.config.name}: {archive.problem}"
-                for archive in self._archives if archive.problem]
+        return [f"archive of stream {archive.config.name}: {archive.problem}" for archive in self._archives if archive.problem]
 
     def _pause(self) -> float:
         """Seconds until the next retry, or the next check of retention."""
         now = time.monotonic()
-        return min(max(0.0, archive.not_before - now) if archive.problem else RETENTION_INTERVAL
-                   for archive in self._archives)
+        return min(max(0.0, archive.not_before - now) if archive.problem else RETENTION_INTERVAL for archive in self._archives)
 
     def work(self) -> None:
         """Do everything that is due."""
@@ -131,23 +129,36 @@ class Archiver:
         """Compare the archive with the index."""
         name = archive.config.name
         directories = [str(self._partition(archive, number).directory) for number in archive.partitions]
-        found = self._run_job(archive, "open archive", owner=self._logs.archive_owner(name), directories=directories,
-                              stamp=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()))
+        found = self._run_job(
+            archive,
+            "open archive",
+            owner=self._logs.archive_owner(name),
+            directories=directories,
+            stamp=time.strftime("%Y%m%dT%H%M%SZ", time.gmtime()),
+        )
         assert isinstance(found, list)
         for number, answer in enumerate(found):
             index = self._partition(archive, number).archive
             if answer["adopted"]:
                 index.insert([ArchivedSegment(*values) for values in answer["adopted"]])
-                logger.warning("event=archive_index_restored stream=%s partition=%d segments=%d", name, number,
-                               len(answer["adopted"]))
+                logger.warning("event=archive_index_restored stream=%s partition=%d segments=%d", name, number, len(answer["adopted"]))
             if answer["leftovers"]:
                 archive.removals.append((number, answer["leftovers"]))
             for file in answer["renamed"]:
-                logger.warning("event=archive_file_renamed stream=%s partition=%d file=%s "
-                               "reason=the log does not have these offsets", name, number, file)
+                logger.warning(
+                    "event=archive_file_renamed stream=%s partition=%d file=%s reason=the log does not have these offsets",
+                    name,
+                    number,
+                    file,
+                )
             if answer["lost"]:
-                logger.error("event=archive_files_missing stream=%s partition=%d count=%d files=%s", name, number,
-                             answer["lost"], ",".join(answer["missing"]))
+                logger.error(
+                    "event=archive_files_missing stream=%s partition=%d count=%d files=%s",
+                    name,
+                    number,
+                    answer["lost"],
+                    ",".join(answer["missing"]),
+                )
 
     def _partition(self, archive: StreamArchive, number: int) -> Partition:
         return self._logs.partition(archive.config.name, number)
@@ -166,8 +177,9 @@ class Archiver:
         assert isinstance(values, list)
         segment = ArchivedSegment(*values)
         partition.archive.append(segment)
-        logger.info("event=segment_archived stream=%s partition=%d file=%s bytes=%d", archive.config.name, number,
-                    segment.file, segment.size)
+        logger.info(
+            "event=segment_archived stream=%s partition=%d file=%s bytes=%d", archive.config.name, number, segment.file, segment.size
+        )
         return True
 
     # -- retention ------------------------------------------------------------
@@ -211,8 +223,13 @@ class Archiver:
             return
         self._partition(archive, number).archive.remove_before(segments[-1].end_offset)
         archive.removals.append((number, [segment.file for segment in segments]))
-        logger.info("event=archive_retention_removed stream=%s partition=%d first_offset=%d last_offset=%d",
-                    archive.config.name, number, segments[0].first_offset, segments[-1].end_offset - 1)
+        logger.info(
+            "event=archive_retention_removed stream=%s partition=%d first_offset=%d last_offset=%d",
+            archive.config.name,
+            number,
+            segments[0].first_offset,
+            segments[-1].end_offset - 1,
+        )
 
     # -- failures -------------------------------------------------------------
 

@@ -188,10 +188,14 @@ class S3Files:
                 given["region"] = fs.resolve_s3_region(self._bucket)
         try:
             self._files = fs.S3FileSystem(
-                access_key=options.access_key, secret_key=options.secret_key, session_token=options.session_token,
-                connect_timeout=CONNECT_TIMEOUT_S, request_timeout=SOCKET_TIMEOUT_S,
+                access_key=options.access_key,
+                secret_key=options.secret_key,
+                session_token=options.session_token,
+                connect_timeout=CONNECT_TIMEOUT_S,
+                request_timeout=SOCKET_TIMEOUT_S,
                 background_writes=False,  # or a large segment would be in memory as a whole
-                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS), **given,
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS),
+                **given,
             )
         except (OSError, ValueError) as error:
             raise _error(error) from None

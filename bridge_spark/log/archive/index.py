@@ -88,7 +88,7 @@ def _encode(record: _Record) -> bytes:
 def _decode(data: bytes, position: int) -> _Record:
     """Raises `CorruptBatch`."""
     *values, crc = _RECORD.unpack_from(data, position)
-    if google_crc32c.value(data[position:position + _CRC_AT]) != crc:
+    if google_crc32c.value(data[position : position + _CRC_AT]) != crc:
         raise CorruptBatch(position, "damaged record of the archive's index")
     return _Record(*values)
 
@@ -122,8 +122,10 @@ class IndexReader:
     def size_before(self, offset: int) -> int:
         """The bytes of the segments that end at or before `offset`."""
         with _Records(self.path) as records:
-            first, until = (bisect_right(range(records.count), each, key=lambda number: records[number].end_offset)
-                            for each in (records.last.start, offset))
+            first, until = (
+                bisect_right(range(records.count), each, key=lambda number: records[number].end_offset)
+                for each in (records.last.start, offset)
+            )
             before = records[first - 1].total if first else records[0].total - records[0].size if records.count else 0
             return max(records[until - 1].total - before, 0) if until else 0
 
@@ -195,8 +197,7 @@ class _Records:
         first = bisect_right(range(self.count), last.start, key=lambda number: self[number].end_offset)
         for record in self.from_(first):
             if record.is_kept(last.start):
-                return ArchiveState(last.start, last.end_offset, last.number - record.number + 1,
-                                    last.total - record.total + record.size)
+                return ArchiveState(last.start, last.end_offset, last.number - record.number + 1, last.total - record.total + record.size)
         return ArchiveState(last.end_offset, last.end_offset, 0, 0)
 
 
@@ -245,8 +246,11 @@ class ArchiveIndex(IndexReader):
         if segment.first_offset < last.end_offset or segment.end_offset <= segment.first_offset:
             raise ValueError(f"{segment.file} does not follow offset {last.end_offset - 1}")
         start = segment.first_offset if not self.current.segments else last.start
-        self._append(_Record(*segment[:5], max(last.latest, segment.last_timestamp), last.total + segment.size,
-                             last.number + 1, start, segment.data_crc))
+        self._append(
+            _Record(
+                *segment[:5], max(last.latest, segment.last_timestamp), last.total + segment.size, last.number + 1, start, segment.data_crc
+            )
+        )
 
     def remove_before(self, offset: int) -> None:
         """Take out, durably, the segments that end at or before `offset`.  Raises `OSError`."""
@@ -285,8 +289,9 @@ def _records(segments: Sequence[ArchivedSegment], start: int) -> List[_Record]:
     records: List[_Record] = []
     last = _NONE
     for segment in segments:
-        last = _Record(*segment[:5], max(last.latest, segment.last_timestamp), last.total + segment.size,
-                       last.number + 1, start, segment.data_crc)
+        last = _Record(
+            *segment[:5], max(last.latest, segment.last_timestamp), last.total + segment.size, last.number + 1, start, segment.data_crc
+        )
         records.append(last)
     return records
 

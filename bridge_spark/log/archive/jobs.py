@@ -51,8 +51,7 @@ def run(job: dict[str, Any]) -> Any:
     place = partial(location.path, job["stream"])
     if job["do"] == "open archive":
         _check_owner(files, place(OWNER_FILE), job["owner"])
-        return [_reconcile(files, place(str(number)), Path(directory), job["stamp"])
-                for number, directory in enumerate(job["directories"])]
+        return [_reconcile(files, place(str(number)), Path(directory), job["stamp"]) for number, directory in enumerate(job["directories"])]
     directory = place(str(job["partition"]))
     if job["do"] == "upload":
         return _upload(files, Path(job["source"]), f"{directory}/{job['name']}")
@@ -106,7 +105,7 @@ def _reconcile(files: ArchiveFiles, directory: str, local: Path, stamp: str) -> 
         if offsets is None:
             continue
         place = bisect_left(ranges, offsets)
-        overlaps = any(first < offsets[1] and offsets[0] < end for first, end in ranges[max(place - 1, 0):place + 1])
+        overlaps = any(first < offsets[1] and offsets[0] < end for first, end in ranges[max(place - 1, 0) : place + 1])
         if offsets[1] <= state.start:
             answer["leftovers"].append(name)
         elif not overlaps and offsets[1] <= max(local_start, state.end):
@@ -139,8 +138,9 @@ def _entry(footer: Footer, name: str) -> ArchivedSegment:
     if (footer.first_offset, footer.end_offset) != archived_offsets(name):
         raise ArchiveError(f"{name} has the offsets {footer.first_offset} to {footer.end_offset - 1}")
     times = [time for group in footer.groups for time in (group.first_timestamp, group.last_timestamp)]
-    return ArchivedSegment(footer.first_offset, footer.end_offset, footer.size, min(times, default=0),
-                           max(times, default=0), footer.data_crc)
+    return ArchivedSegment(
+        footer.first_offset, footer.end_offset, footer.size, min(times, default=0), max(times, default=0), footer.data_crc
+    )
 
 
 def _upload(files: ArchiveFiles, source: Path, path: str) -> ArchivedSegment:

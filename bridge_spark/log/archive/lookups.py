@@ -26,8 +26,14 @@ class ArchiveLookups:
         with self._lock:
             self._cancel()
             try:
-                job = {"do": "find time", "location": location, "stream": stream, "partition": partition,
-                       "name": segment.file, "timestamp": timestamp}
+                job = {
+                    "do": "find time",
+                    "location": location,
+                    "stream": stream,
+                    "partition": partition,
+                    "name": segment.file,
+                    "timestamp": timestamp,
+                }
                 return int(self._process.run_within(job, TIMEOUT_S))
             except JobFailed as error:
                 self._process.close()

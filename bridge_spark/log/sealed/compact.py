@@ -34,9 +34,7 @@ from bridge_spark.log.sealed.writer import (
 )
 from bridge_spark.log.segment_names import UNFINISHED_SUFFIX, compacted_file_name, generation_of
 
-SCHEMA_OF_COMPACTED = pa.schema(
-    [field.with_nullable(True) if field.name == "topic" else field for field in SCHEMA]
-)
+SCHEMA_OF_COMPACTED = pa.schema([field.with_nullable(True) if field.name == "topic" else field for field in SCHEMA])
 _KEY_COLUMNS = {"topic": "topic", "client": "client_id"}
 _EMPTY = {"payload": b"", "qos": 0, "retain": False, "client_id": "", "properties": b""}  # of removed records
 DIGEST_BYTES = 16  # of a key, as Kafka's cleaner has it
@@ -111,14 +109,11 @@ def _digest(value: Any, key: str) -> Optional[bytes]:
     return blake2b(text, digest_size=DIGEST_BYTES).digest() if text else None
 
 
-def _rewrite(
-    path: Path, footer: Footer, key: str, keys: Keys, drop_tombstones: bool, compacted_at: int
-) -> Optional[Compacted]:
+def _rewrite(path: Path, footer: Footer, key: str, keys: Keys, drop_tombstones: bool, compacted_at: int) -> Optional[Compacted]:
     """Write a segment without the records that are superseded; None if it is compacted, and has none."""
     with pq.ParquetFile(path, page_checksum_verification=True) as source:
         kept = [
-            _kept(source.read_row_group(number, use_threads=False), key, keys, drop_tombstones)
-            for number in range(source.num_row_groups)
+            _kept(source.read_row_group(number, use_threads=False), key, keys, drop_tombstones) for number in range(source.num_row_groups)
         ]
         removed = sum(count for _, count in kept)
         if not removed and footer.compacted_at:
@@ -148,9 +143,7 @@ def _kept(rows: Any, key: str, keys: Keys, drop_tombstones: bool) -> tuple[Any, 
     kept = []
     removed = 0
     for present, offset, tombstone, digest in zip(there, offsets, empty, _digests(column, key)):
-        survives = present and (
-            digest is None or (keys.get(digest, -1) <= offset and not (tombstone and drop_tombstones))
-        )
+        survives = present and (digest is None or (keys.get(digest, -1) <= offset and not (tombstone and drop_tombstones)))
         removed += present and not survives
         kept.append(survives)
     return pa.array(kept, pa.bool_()), removed
@@ -160,8 +153,15 @@ def _write(source: Any, footer: Footer, kept: Sequence[Any], compacted_at: int, 
     groups: list[RowGroup] = []
     file = pa.PythonFile(sink, "w")
     with pq.ParquetWriter(
-        file, SCHEMA_OF_COMPACTED, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=DICTIONARIES,
-        column_encoding=ENCODINGS, write_statistics=STATISTICS, write_page_index=True, write_page_checksum=True,
+        file,
+        SCHEMA_OF_COMPACTED,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=DICTIONARIES,
+        column_encoding=ENCODINGS,
+        write_statistics=STATISTICS,
+        write_page_index=True,
+        write_page_checksum=True,
         store_schema=False,
     ) as writer:
         for number, (group, mask) in enumerate(zip(footer.groups, kept)):

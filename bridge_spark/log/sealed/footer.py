@@ -105,7 +105,7 @@ class Footer(NamedTuple):
 
 def with_checksums(ending: bytes, crc: int) -> bytes:
     """Fill in the checksums of a file's `ending`, which includes the footer; `crc` is that of all bytes before it."""
-    at = len(ending) - _END.size - _END.unpack(ending[-_END.size:])[0]
+    at = len(ending) - _END.size - _END.unpack(ending[-_END.size :])[0]
     before, footer = ending[:at], ending[at:]
     data_crc = f"{google_crc32c.extend(crc, before):08x}"
     # Topics in the footer may contain the same text, but only before the metadata.
@@ -144,7 +144,7 @@ def fetch_footer(read: Read, size: int) -> bytes:
     tail = read(max(0, size - TAIL_BYTES), min(size, TAIL_BYTES))
     if len(tail) < len(MAGIC) + _END.size:
         raise TornBatch(0, "not a Parquet file")
-    length, magic = _END.unpack(tail[-_END.size:])
+    length, magic = _END.unpack(tail[-_END.size :])
     if magic != MAGIC:
         raise TornBatch(size, "the end of the file is not that of a Parquet file")
     length += _END.size
@@ -164,7 +164,7 @@ def parse_footer(footer: bytes, size: int) -> Footer:
     try:
         fields, end = json.JSONDecoder().raw_decode(text, begin)
         position = end - len('00000000"}')
-        blank = footer[:position] + _NO_CHECKSUM.encode() + footer[position + 8:]
+        blank = footer[:position] + _NO_CHECKSUM.encode() + footer[position + 8 :]
         if google_crc32c.value(blank) != int(fields["footer_crc32c"], 16):
             raise CorruptBatch(start, "wrong checksum of the footer")
         if fields["version"] not in (FORMAT_VERSION, FORMAT_OF_COMPACTED):
@@ -174,9 +174,7 @@ def parse_footer(footer: bytes, size: int) -> Footer:
         named = {name: fields[name] for name in Footer._fields[:7]}
         crc = int(fields["data_crc32c"], 16)
         at = int(fields.get("compacted_at", 0))
-        found = Footer(
-            **named, lost=lost, groups=groups, size=size, data_bytes=start, data_crc=crc, compacted_at=at
-        )
+        found = Footer(**named, lost=lost, groups=groups, size=size, data_bytes=start, data_crc=crc, compacted_at=at)
         return _checked(found)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         if isinstance(error, SegmentError):

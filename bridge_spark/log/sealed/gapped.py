@@ -54,9 +54,7 @@ class GappedPartition:
     def __enter__(self) -> GappedPartition:
         return self
 
-    def __exit__(
-        self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         if self._segment is not None:  # after an error: the file is not complete
             self._segment.abandon()
             self._segment = None
@@ -86,9 +84,7 @@ class GappedPartition:
 
     def _open(self) -> _Segment:
         if self._segment is None:
-            place = ClosedSegment(
-                self._directory / sealed_file_name(self.end), self._stream, self._partition, self.end, self.end, 0
-            )
+            place = ClosedSegment(self._directory / sealed_file_name(self.end), self._stream, self._partition, self.end, self.end, 0)
             self._segment = _Segment(place)
         return self._segment
 

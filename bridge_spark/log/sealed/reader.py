@@ -35,9 +35,7 @@ class SealedFile:
         self.footer: Footer = parse_footer(footer, size)
         self._read = read
         self._metadata = pq.read_metadata(BytesIO(MAGIC + footer))
-        self._names: list[str] = [
-            self._metadata.schema.column(number).name for number in range(self._metadata.num_columns)
-        ]
+        self._names: list[str] = [self._metadata.schema.column(number).name for number in range(self._metadata.num_columns)]
         self._ranges = _FetchedRanges(size)
         self._file = pq.ParquetFile(self._ranges, metadata=self._metadata, page_checksum_verification=True)
 
@@ -142,7 +140,7 @@ class _FetchedRanges:
             if start <= self._position and self._position + length <= start + len(data):
                 at = self._position - start
                 self._position += length
-                return data[at:at + length]
+                return data[at : at + length]
         raise CorruptBatch(self._position, "a column is not where the footer says")
 
     def seek(self, offset: int, whence: int = 0) -> int:
@@ -166,4 +164,3 @@ class _FetchedRanges:
 
     def close(self) -> None:
         """Required by pyarrow; there is nothing to close."""
-

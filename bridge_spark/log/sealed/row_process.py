@@ -102,9 +102,7 @@ def main(nice: int) -> None:
 
                 rows = SealedRows(request["cache_bytes"])
             rows.cache_bytes = request["cache_bytes"]
-            data, end, reason = rows.read(
-                request["path"], request["length"], request["offset"], request["size"], request["location"]
-            )
+            data, end, reason = rows.read(request["path"], request["length"], request["offset"], request["size"], request["location"])
         except ArchiveError as error:
             errno, reason = _ARCHIVE_ERROR, str(error)
         except OSError as error:

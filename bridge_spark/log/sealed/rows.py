@@ -49,10 +49,12 @@ class _Group:
             _, offsets, data = column.buffers()
             whole = memoryview(offsets).cast("B").cast("i") if offsets is not None else memoryview(bytes(4)).cast("i")
             start = column.offset
-            self._columns.append((
-                whole[start : start + self._count + 1],
-                memoryview(data).cast("B") if data is not None else memoryview(b""),
-            ))
+            self._columns.append(
+                (
+                    whole[start : start + self._count + 1],
+                    memoryview(data).cast("B") if data is not None else memoryview(b""),
+                )
+            )
 
     def batch(self, offset: int, size: int) -> bytes:
         """The rows from `offset` on, about `size` bytes, at least one."""
@@ -70,10 +72,7 @@ class _Group:
             offset,
             bytes(self._times[first * 8 : end * 8]),
             bytes(self._flags[first:end]),
-            [
-                (array("i", offsets[first : end + 1]), bytes(data[offsets[first] : offsets[end]]))
-                for offsets, data in self._columns
-            ],
+            [(array("i", offsets[first : end + 1]), bytes(data[offsets[first] : offsets[end]])) for offsets, data in self._columns],
         )
 
     def _bytes(self, first: int, end: int) -> int:

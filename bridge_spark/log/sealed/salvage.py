@@ -42,7 +42,7 @@ def salvage(source: Path, target: Path, first_offset: int, end_offset: Optional[
             file.write(encode_lost(reached, first))
             records = [Message(*values) for values in zip(*rows.values(), repeat(0))]  # no expiry
             for start in range(0, len(records), BATCH_ROWS):
-                for data in encode_batches(records[start:start + BATCH_ROWS], first + start):
+                for data in encode_batches(records[start : start + BATCH_ROWS], first + start):
                     file.write(data)
             reached = first + len(records)
         if end_offset is not None:
@@ -51,9 +51,7 @@ def salvage(source: Path, target: Path, first_offset: int, end_offset: Optional[
         os.fsync(file.fileno())
 
 
-def _write_kept(
-    file: BinaryIO, rows: dict[str, list[Any]], offsets: list[int], reached: int, end_offset: Optional[int]
-) -> int:
+def _write_kept(file: BinaryIO, rows: dict[str, list[Any]], offsets: list[int], reached: int, end_offset: Optional[int]) -> int:
     """Write the records of a row group that compaction kept, each with lost batches before it; return the offset reached."""
     for offset, values in zip(offsets, zip(*rows.values(), repeat(0))):
         if values[0] is None or offset < reached or (end_offset is not None and offset >= end_offset):

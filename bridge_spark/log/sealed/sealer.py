@@ -116,9 +116,7 @@ class Sealer:
         self._not_before[name] = float("inf")
         self._retry_waits.pop(name, None)
         self._logs.add_sealed(key, sealed)
-        logger.info(
-            "event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, segment.size
-        )
+        logger.info("event=segment_sealed file=%s bytes=%d before=%d", directory / sealed.file, sealed.size, segment.size)
         return True
 
     def _write(self, key: Key, directory: Path, segment: Segment, target: Path) -> Segment:
@@ -127,16 +125,18 @@ class Sealer:
         if free.f_bavail * free.f_frsize < segment.size + RESERVED_BYTES:
             raise JobFailed(f"less than {segment.size + RESERVED_BYTES} bytes are free")
         stream, number = key
-        self._process.run({
-            "do": "seal",
-            "source": str(directory / segment.file),
-            "target": str(target),
-            "stream": stream,
-            "partition": number,
-            "first_offset": segment.first_offset,
-            "end_offset": segment.end_offset,
-            "size": segment.size,
-        })
+        self._process.run(
+            {
+                "do": "seal",
+                "source": str(directory / segment.file),
+                "target": str(target),
+                "stream": stream,
+                "partition": number,
+                "first_offset": segment.first_offset,
+                "end_offset": segment.end_offset,
+                "size": segment.size,
+            }
+        )
         sealed = read_sealed_segment(target)
         if (sealed.first_offset, sealed.end_offset) != (segment.first_offset, segment.end_offset):
             raise JobFailed("the sealed file has other offsets")
@@ -163,14 +163,16 @@ class Sealer:
             free, size = os.statvfs(directory), sum(segment.size for segment in segments)
             if free.f_bavail * free.f_frsize < size + RESERVED_BYTES:
                 raise JobFailed(f"less than {size + RESERVED_BYTES} bytes are free")
-            written = self._process.run({
-                "do": "compact",
-                "files": [str(directory / segment.file) for segment in segments],
-                "key": config.key,
-                "tombstones_before": int((now - config.compact_tombstones) * 1e6),
-                "now": int(now * 1e6),
-                "most_keys": config.compact_keys,
-            })
+            written = self._process.run(
+                {
+                    "do": "compact",
+                    "files": [str(directory / segment.file) for segment in segments],
+                    "key": config.key,
+                    "tombstones_before": int((now - config.compact_tombstones) * 1e6),
+                    "now": int(now * 1e6),
+                    "most_keys": config.compact_keys,
+                }
+            )
             for each in written:
                 os.rename(each["unfinished"], directory / each["file"])
             sync_directory(directory)
@@ -182,9 +184,7 @@ class Sealer:
             self._compact_after[key] = time.monotonic() + FIRST_RETRY
             if not self._thread.stopping:
                 self._logs.compaction_failures += 1
-                logger.warning(
-                    "event=not_compacted partition=%s retry_s=%.0f reason=%s", directory, FIRST_RETRY, error
-                )
+                logger.warning("event=not_compacted partition=%s retry_s=%.0f reason=%s", directory, FIRST_RETRY, error)
             return
         self._compacted[key] = {segment.first_offset: segment.generation for segment in found}
         for segment in found:

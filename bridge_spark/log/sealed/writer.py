@@ -38,26 +38,38 @@ GROUP_BYTES = 16 * 1024 * 1024  # of the segment, approximately; a single record
 SYNC_BYTES = 4 * 1024 * 1024  # written between two syncs; bounds how long a sync of the broker waits
 ZSTD_LEVEL = 3
 
-SCHEMA = pa.schema([
-    pa.field("topic", pa.string(), nullable=False),
-    pa.field("payload", pa.binary(), nullable=False),
-    pa.field("qos", pa.int8(), nullable=False),
-    pa.field("retain", pa.bool_(), nullable=False),
-    pa.field("partition", pa.int32(), nullable=False),
-    pa.field("offset", pa.int64(), nullable=False),
-    pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
-    pa.field("client_id", pa.string(), nullable=False),
-    pa.field("content_type", pa.string()),
-    pa.field("response_topic", pa.string()),
-    pa.field("correlation_data", pa.binary()),
-    pa.field("user_properties", pa.map_(pa.string(), pa.string())),
-    pa.field("stream", pa.string(), nullable=False),
-    pa.field("properties", pa.binary(), nullable=False),
-])
+SCHEMA = pa.schema(
+    [
+        pa.field("topic", pa.string(), nullable=False),
+        pa.field("payload", pa.binary(), nullable=False),
+        pa.field("qos", pa.int8(), nullable=False),
+        pa.field("retain", pa.bool_(), nullable=False),
+        pa.field("partition", pa.int32(), nullable=False),
+        pa.field("offset", pa.int64(), nullable=False),
+        pa.field("timestamp", pa.timestamp("us", tz="UTC"), nullable=False),
+        pa.field("client_id", pa.string(), nullable=False),
+        pa.field("content_type", pa.string()),
+        pa.field("response_topic", pa.string()),
+        pa.field("correlation_data", pa.binary()),
+        pa.field("user_properties", pa.map_(pa.string(), pa.string())),
+        pa.field("stream", pa.string(), nullable=False),
+        pa.field("properties", pa.binary(), nullable=False),
+    ]
+)
 _STORED = ("timestamp", "flags", "topic", "payload", "client_id", "properties")
 _BLOCKS = (*_STORED, *(f"{name}_offsets" for name in _STORED[2:]))
-DICTIONARIES = ["topic", "qos", "partition", "client_id", "content_type", "response_topic", "stream", "properties",
-                 "user_properties.key_value.key", "user_properties.key_value.value"]
+DICTIONARIES = [
+    "topic",
+    "qos",
+    "partition",
+    "client_id",
+    "content_type",
+    "response_topic",
+    "stream",
+    "properties",
+    "user_properties.key_value.key",
+    "user_properties.key_value.value",
+]
 ENCODINGS = {"offset": "DELTA_BINARY_PACKED", "timestamp": "DELTA_BINARY_PACKED"}
 STATISTICS = ["topic", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream"]
 
@@ -113,8 +125,15 @@ def _write(source: ClosedSegment, sink: ChecksummedFile) -> Footer:
     first_timestamp: Optional[int] = None
     file = pa.PythonFile(sink, "w")  # its position includes the time indexes
     with pq.ParquetWriter(
-        file, SCHEMA, compression="zstd", compression_level=ZSTD_LEVEL, use_dictionary=DICTIONARIES,
-        column_encoding=ENCODINGS, write_statistics=STATISTICS, write_page_index=True, write_page_checksum=True,
+        file,
+        SCHEMA,
+        compression="zstd",
+        compression_level=ZSTD_LEVEL,
+        use_dictionary=DICTIONARIES,
+        column_encoding=ENCODINGS,
+        write_statistics=STATISTICS,
+        write_page_index=True,
+        write_page_checksum=True,
         store_schema=False,
     ) as writer:
         for part in _parts(source):
@@ -127,13 +146,23 @@ def _write(source: ClosedSegment, sink: ChecksummedFile) -> Footer:
             index = encode_time_index(times)
             end = file.tell()
             file.write(index)
-            groups.append(
-                RowGroup(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times))
-            )
+            groups.append(RowGroup(part.first_offset, part.end_offset, position, end, len(index), min(times), max(times)))
             first_timestamp = times[0] if first_timestamp is None else first_timestamp
         last_timestamp = max((group.last_timestamp for group in groups), default=0)
-        footer = Footer(source.stream, source.partition, source.first_offset, source.end_offset, first_timestamp or 0,
-                      last_timestamp, source.size, tuple(lost), tuple(groups), 0, 0, 0)
+        footer = Footer(
+            source.stream,
+            source.partition,
+            source.first_offset,
+            source.end_offset,
+            first_timestamp or 0,
+            last_timestamp,
+            source.size,
+            tuple(lost),
+            tuple(groups),
+            0,
+            0,
+            0,
+        )
         writer.add_key_value_metadata({KEY: footer.encode()})
         sink.hold_footer()
     sink.finish()
@@ -173,7 +202,7 @@ class _PendingRows:
         columns = decode_columns(data, batch)
         for name, blocks in self._blocks.items():
             start, length = getattr(columns, name)
-            blocks.append(data[start:start + length])
+            blocks.append(data[start : start + length])
         self._batch_ends.append(self.count + len(self._batch_ends) + batch.count)
         self.count += batch.count
         self.size += len(data)

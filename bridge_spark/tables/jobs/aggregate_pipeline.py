@@ -27,8 +27,12 @@ from bridge_spark.tables.rows.payloads import REASON
 def aggregate_job(table: TableConfig, aggregate: AggregateConfig, spark: SparkSession, where: str) -> QueryJob:
     """The job of one aggregate of a table.  Raises `IngestError`."""
     where = f"{where}: tables.{table.name}"
-    return QueryJob(f"{table.name}.{aggregate.name}", f"{where}.aggregates.{aggregate.name}", aggregate.checkpoint,
-                    AggregatePipeline(table, aggregate, spark, where))
+    return QueryJob(
+        f"{table.name}.{aggregate.name}",
+        f"{where}.aggregates.{aggregate.name}",
+        aggregate.checkpoint,
+        AggregatePipeline(table, aggregate, spark, where),
+    )
 
 
 class AggregatePipeline:
@@ -43,24 +47,34 @@ class AggregatePipeline:
         self._output = open_table(table.sink, aggregate.output)
         self.tables: Sequence[BatchTable[Any]] = [self._output]
         self.state: Mapping[str, Any] = {
-            "window": aggregate.window, "group_by": list(aggregate.group_by), "values": list(aggregate.values),
-            "deduplicate_by": list(table.sink.deduplicate_by)}
+            "window": aggregate.window,
+            "group_by": list(aggregate.group_by),
+            "values": list(aggregate.values),
+            "deduplicate_by": list(table.sink.deduplicate_by),
+        }
 
     def stream(self, checkpoint: Checkpoint) -> DataFrame:
         found = self._rows.parse(self._rows.stream(checkpoint, f".{self._aggregate.name}"))
         if self._sink.deduplicate_by:
             timed = self._rows.deduplicated(found).where(F.col(REASON).isNull())
         else:
-            timed = self._rows.with_event_time(found).where(F.col(REASON).isNull()) \
-                .withWatermark(EVENT_TIME, f"{self._sink.watermark} seconds")
-        groups = [self._rows.column(name, f"aggregates.{self._aggregate.name}.group_by").alias(name)
-                  for name in self._aggregate.group_by]
+            timed = (
+                self._rows.with_event_time(found).where(F.col(REASON).isNull()).withWatermark(EVENT_TIME, f"{self._sink.watermark} seconds")
+            )
+        groups = [self._rows.column(name, f"aggregates.{self._aggregate.name}.group_by").alias(name) for name in self._aggregate.group_by]
         window = F.window(EVENT_TIME, f"{self._aggregate.window} seconds")
         measures = [measure for name in self._aggregate.values for measure in self._measures(timed, name)]
-        rows = timed.groupBy(window, *groups).agg(F.count(F.lit(1)).alias("count"), *measures).select(
-            F.col("window.start").alias("window_start"), F.col("window.end").alias("window_end"),
-            *[F.col(quoted(name)) for name in self._aggregate.group_by], "count",
-            *[F.col(quoted(f"{name}_{kind}")) for name in self._aggregate.values for kind in ("mean", "min", "max", "last")])
+        rows = (
+            timed.groupBy(window, *groups)
+            .agg(F.count(F.lit(1)).alias("count"), *measures)
+            .select(
+                F.col("window.start").alias("window_start"),
+                F.col("window.end").alias("window_end"),
+                *[F.col(quoted(name)) for name in self._aggregate.group_by],
+                "count",
+                *[F.col(quoted(f"{name}_{kind}")) for name in self._aggregate.values for kind in ("mean", "min", "max", "last")],
+            )
+        )
         self._output.create(rows.sparkSession, rows.schema)
         return rows
 
@@ -84,5 +98,9 @@ class AggregatePipeline:
         if not isinstance(kind, NumericType):
             raise IngestError(f"{self._where}.values: {name!r} is {kind.simpleString()}, not a number")
         order = F.when(value.isNotNull(), F.struct(EVENT_TIME, *self._rows.key_columns))
-        return [F.avg(value).alias(f"{name}_mean"), F.min(value).alias(f"{name}_min"),
-                F.max(value).alias(f"{name}_max"), F.max_by(value, order).alias(f"{name}_last")]
+        return [
+            F.avg(value).alias(f"{name}_mean"),
+            F.min(value).alias(f"{name}_min"),
+            F.max(value).alias(f"{name}_max"),
+            F.max_by(value, order).alias(f"{name}_last"),
+        ]

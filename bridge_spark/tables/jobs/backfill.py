@@ -60,7 +60,11 @@ def backfill(table: TableConfig, spark: SparkSession, where: str, span: Backfill
 
 
 def _write(
-    table: TableConfig, rows: MessageRows, ends: tuple[SourceOptions, SourceOptions], name: str, good: RangeTable,
+    table: TableConfig,
+    rows: MessageRows,
+    ends: tuple[SourceOptions, SourceOptions],
+    name: str,
+    good: RangeTable,
     bad: RangeTable,
 ) -> dict[str, Any]:
     """Write the range ``name`` to the tables ``good`` and ``bad``; return the numbers of rows."""
@@ -97,15 +101,18 @@ def _beside(backfill: str, sink: SinkConfig) -> str:
 def _check_overlap(ranges: RangeTable, span: BackfillRange, where: str) -> None:
     for name, place in ranges.ranges():
         if name != span.directory and span.overlaps(name):
-            raise IngestError(f"{where}: the range overlaps {place}, whose rows would be there twice: remove that, "
-                              f"or give another 'backfill'")
+            raise IngestError(
+                f"{where}: the range overlaps {place}, whose rows would be there twice: remove that, or give another 'backfill'"
+            )
 
 
 def _source_options(table: TableConfig, span: BackfillRange) -> tuple[SourceOptions, SourceOptions]:
     begin, end = span.begin, span.end
     if isinstance(begin, datetime) and isinstance(end, datetime):
-        return ({"startingTimestamp": begin.isoformat(), "startingOffsetsByTimestampStrategy": "latest"},
-                {"endingTimestamp": end.isoformat()})
+        return (
+            {"startingTimestamp": begin.isoformat(), "startingOffsetsByTimestampStrategy": "latest"},
+            {"endingTimestamp": end.isoformat()},
+        )
     assert isinstance(begin, Mapping) and isinstance(end, Mapping)
     storage = open_storage(parse_options(table.source))
     try:

@@ -32,13 +32,12 @@ def parse_bound(text: str) -> Bound:
         except ValueError:
             found = {}
         if not found or not all(type(offset) is int and offset >= 0 for offset in found.values()):
-            raise ValueError(f"{text!r} is not offsets like {{\"0\": 123}}")
+            raise ValueError(f'{text!r} is not offsets like {{"0": 123}}')
         return found
     try:
         time = datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is neither a time like 2026-01-31T12:00:00Z nor offsets like {{\"0\": 123}}") \
-            from None
+        raise ValueError(f'{text!r} is neither a time like 2026-01-31T12:00:00Z nor offsets like {{"0": 123}}') from None
     return time.replace(tzinfo=timezone.utc) if time.tzinfo is None else time.astimezone(timezone.utc)
 
 
@@ -73,11 +72,11 @@ class BackfillRange:
         first, last = (_parse(text) for text in directory.removeprefix(RANGE_PREFIX).split("_", 1))
         if isinstance(begin, datetime) and isinstance(end, datetime):
             return not (isinstance(first, datetime) and isinstance(last, datetime)) or (begin < last and first < end)
-        if not (isinstance(begin, Mapping) and isinstance(end, Mapping)
-                and isinstance(first, Mapping) and isinstance(last, Mapping)):
+        if not (isinstance(begin, Mapping) and isinstance(end, Mapping) and isinstance(first, Mapping) and isinstance(last, Mapping)):
             return True
-        return any(max(begin[partition], first[partition]) < min(end[partition], last[partition])
-                   for partition in begin.keys() & first.keys())
+        return any(
+            max(begin[partition], first[partition]) < min(end[partition], last[partition]) for partition in begin.keys() & first.keys()
+        )
 
 
 def _format(bound: Bound) -> str:
@@ -88,9 +87,7 @@ def _format(bound: Bound) -> str:
 
 def _parse(text: str) -> Optional[Bound]:
     if re.fullmatch(r"\d+\.\d+(,\d+\.\d+)*", text):
-        return {
-            int(partition): int(offset) for partition, _, offset in (part.partition(".") for part in text.split(","))
-        }
+        return {int(partition): int(offset) for partition, _, offset in (part.partition(".") for part in text.split(","))}
     try:
         return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)
     except ValueError:

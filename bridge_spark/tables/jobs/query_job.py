@@ -108,8 +108,12 @@ class QueryJob:
             self._started.set()
 
     def _new_query(self, interval: Optional[str]) -> StreamingQuery:
-        writer = self._pipeline.stream(self._checkpoint).writeStream.queryName(self.progress.name) \
-            .foreachBatch(self._write).option("checkpointLocation", spark_path(self._checkpoint.path))
+        writer = (
+            self._pipeline.stream(self._checkpoint)
+            .writeStream.queryName(self.progress.name)
+            .foreachBatch(self._write)
+            .option("checkpointLocation", spark_path(self._checkpoint.path))
+        )
         return (writer.trigger(processingTime=interval) if interval else writer.trigger(availableNow=True)).start()
 
     def wait_until_reading(self) -> None:
@@ -200,9 +204,7 @@ class QueryJob:
             if marker is None:
                 assert self._query is not None
                 self._checkpoint.sync_offsets(batch)
-                marker = self._pipeline.write(
-                    messages, BatchContext(batch, self._checkpoint, self._columns, self._query)
-                )
+                marker = self._pipeline.write(messages, BatchContext(batch, self._checkpoint, self._columns, self._query))
             elif self._pipeline.state:
                 messages.write.format("noop").mode("overwrite").save()
         except (ForeignBatch, TableError, ColumnChange, IngestError) as error:
@@ -240,5 +242,7 @@ def _is_too_slow(text: str) -> bool:
 def _reason(text: str) -> str:
     if not _is_too_slow(text):
         return text
-    return f"the machine is too busy: Spark's Python workers did not start in time, in {RESTARTS + 1} attempts; start fewer " \
-           f"tables at once, or give Spark fewer cores (spark.master), see docs/troubleshooting.md ({text})"
+    return (
+        f"the machine is too busy: Spark's Python workers did not start in time, in {RESTARTS + 1} attempts; start fewer "
+        f"tables at once, or give Spark fewer cores (spark.master), see docs/troubleshooting.md ({text})"
+    )

@@ -26,5 +26,6 @@ def check_staged(staged: Staged, rows: int) -> None:
     """Raise `IngestError` unless the files have all ``rows``: executors on other machines may use other disks."""
     found = staged.rows()
     if found != rows:
-        raise IngestError(f"of {rows:,} rows that were written {found:,} are in {staged}: "
-                          f"the driver and all executors must share the disk of the tables")
+        raise IngestError(
+            f"of {rows:,} rows that were written {found:,} are in {staged}: the driver and all executors must share the disk of the tables"
+        )

@@ -109,11 +109,11 @@ class TablePipeline:
             offsets, before = batch.checkpoint.offsets_and_watermark(batch.id - 1)
             begin = json.dumps(offsets)
         end, _ = batch.checkpoint.offsets_and_watermark(batch.id)
-        late = self._rows.late(self._rows.batch(
-            {"startingOffsets": begin}, {"endingOffsets": json.dumps(end)}), before)
+        late = self._rows.late(self._rows.batch({"startingOffsets": begin}, {"endingOffsets": json.dumps(end)}), before)
         if late.count() != dropped:
-            raise IngestError(f"batch {batch.id}: {dropped} messages came too late, but others are found between "
-                              f"{begin} and {json.dumps(end)}")
+            raise IngestError(
+                f"batch {batch.id}: {dropped} messages came too late, but others are found between {begin} and {json.dumps(end)}"
+            )
         return dead_letters(late.dropDuplicates(["partition", "offset"]))
 
 
@@ -123,7 +123,8 @@ def _dropped_by_watermark(query: StreamingQuery) -> int:
     def dropped(plan: Any) -> int:
         metric = plan.metrics().get("numRowsDroppedByWatermark")
         children = plan.children()
-        return (int(metric.get().value()) if metric.isDefined() else 0) \
-            + sum(dropped(children.apply(number)) for number in range(children.size()))
+        return (int(metric.get().value()) if metric.isDefined() else 0) + sum(
+            dropped(children.apply(number)) for number in range(children.size())
+        )
 
     return dropped(query._jsq.streamingQuery().lastExecution().executedPlan())

@@ -34,8 +34,9 @@ ROW_GROUP_BYTES = 64 << 20  # of Arrow data in memory
 ATTEMPTS = 5  # to store a file
 FIRST_WAIT_S = 0.2  # doubled after each attempt
 _COLUMNS = "name string, rows long, size long, footer binary, nan array<int>"
-_ARROW_COLUMNS = pa.schema([("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("footer", pa.binary()),
-                            ("nan", pa.list_(pa.int32()))])
+_ARROW_COLUMNS = pa.schema(
+    [("name", pa.string()), ("rows", pa.int64()), ("size", pa.int64()), ("footer", pa.binary()), ("nan", pa.list_(pa.int32()))]
+)
 
 
 def batch_prefix(batch: int) -> str:
@@ -230,6 +231,8 @@ def _row_groups(batches: Iterable[Any], schema: Any) -> Iterator[Any]:
 
 def _table(batches: Sequence[Any], schema: Any) -> Any:
     table = pa.Table.from_batches(batches)
-    columns = [table.column(field.name).cast(field.type) if field.name in table.schema.names
-               else pa.nulls(table.num_rows, field.type) for field in schema]
+    columns = [
+        table.column(field.name).cast(field.type) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
+        for field in schema
+    ]
     return pa.table(columns, schema=schema)

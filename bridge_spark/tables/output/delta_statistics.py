@@ -63,8 +63,9 @@ def _bounds(groups: list[Any], kind: pa.DataType) -> _Bounds:
         return _Bounds()
     if types.is_timestamp(kind):
         zone = "" if kind.tz is None else "Z"
-        return _Bounds(_time(min(group.min_raw for group in filled) // 1000, zone),
-                       _time(-(-max(group.max_raw for group in filled) // 1000), zone))
+        return _Bounds(
+            _time(min(group.min_raw for group in filled) // 1000, zone), _time(-(-max(group.max_raw for group in filled) // 1000), zone)
+        )
     least, greatest = min(group.min for group in filled), max(group.max for group in filled)
     if types.is_string(kind):
         return _Bounds(least[:_MAX_TEXT], _text_above(greatest))

@@ -67,7 +67,10 @@ class DeltaBatchTable(FileTable):
     """
 
     def __init__(
-        self, place: str, merge_files: Optional[int] = MERGE_FILES, expire_after: int = EXPIRE_AFTER_S,
+        self,
+        place: str,
+        merge_files: Optional[int] = MERGE_FILES,
+        expire_after: int = EXPIRE_AFTER_S,
         options: Mapping[str, str] = {},
     ) -> None:
         super().__init__(place, merge_files)
@@ -145,8 +148,11 @@ class DeltaBatchTable(FileTable):
             return
         before = table.version()
         table.create_write_transaction(
-            list(actions), "append", table.schema(),
-            commit_properties=CommitProperties(app_transactions=None if version is None else [version]))
+            list(actions),
+            "append",
+            table.schema(),
+            commit_properties=CommitProperties(app_transactions=None if version is None else [version]),
+        )
         self._sync_log(before)
 
     def _check(self, files: Sequence[DataFile]) -> None:
@@ -156,8 +162,10 @@ class DeltaBatchTable(FileTable):
         for file in files:
             path = self._directory / file.name
             if not path.exists() or path.stat().st_size != file.size:
-                raise TableError(f"{path} was written by an executor and is not there: the driver and all executors "
-                                 f"must share the disk of the tables, or the tables must be in object storage")
+                raise TableError(
+                    f"{path} was written by an executor and is not there: the driver and all executors "
+                    f"must share the disk of the tables, or the tables must be in object storage"
+                )
 
     def _sync_log(self, since: int) -> None:
         """Sync the commits of a local table from the version ``since`` on, as the package does not."""
@@ -171,8 +179,7 @@ class DeltaBatchTable(FileTable):
         try:
             from deltalake import DeltaTable
         except ImportError:
-            raise PackageMissing(
-                "table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
+            raise PackageMissing("table_format \"delta\" needs a package: pip install 'mqttbroker[delta]'") from None
         if not DeltaTable.is_deltatable(self.place, self._options):
             return None
         table = DeltaTable(self.place, storage_options=self._options)
@@ -207,8 +214,7 @@ def _removals(table: DeltaTable, prefix: str) -> list[Any]:
     from deltalake.transaction import RemoveAction
 
     now = int(time.time() * 1000)
-    return [RemoveAction(name, True, now, size) for name, size in _sizes(table).items()
-            if name.startswith(prefix)]
+    return [RemoveAction(name, True, now, size) for name, size in _sizes(table).items() if name.startswith(prefix)]
 
 
 def _sizes(table: DeltaTable) -> dict[str, int]:

@@ -86,7 +86,10 @@ class IcebergBatchTable(FileTable):
     """
 
     def __init__(
-        self, place: str, catalog: CatalogConfig, merge_files: Optional[int] = MERGE_FILES,
+        self,
+        place: str,
+        catalog: CatalogConfig,
+        merge_files: Optional[int] = MERGE_FILES,
         expire_after: int = EXPIRE_AFTER_S,
     ) -> None:
         super().__init__(place, merge_files)
@@ -147,13 +150,15 @@ class IcebergBatchTable(FileTable):
             if checkpoint is not None:
                 transaction.set_properties({f"{_BATCH}.{checkpoint}": str(batch)})
 
-        self._change(lambda table: (_named(table, batch_prefix(batch)) if replaced else [], files), summary, landed,
-                     property_of)
+        self._change(lambda table: (_named(table, batch_prefix(batch)) if replaced else [], files), summary, landed, property_of)
         self._published = batch
 
     def _change(
-        self, choose: Callable[[Table], tuple[Sequence[IcebergFile], Sequence[DataFile]]], summary: dict[str, str],
-        landed: Optional[Callable[[Table], bool]], also: Optional[Callable[[Transaction], None]] = None,
+        self,
+        choose: Callable[[Table], tuple[Sequence[IcebergFile], Sequence[DataFile]]],
+        summary: dict[str, str],
+        landed: Optional[Callable[[Table], bool]],
+        also: Optional[Callable[[Transaction], None]] = None,
     ) -> None:
         """Remove and add files in one commit, again if another writer came first.
 
@@ -163,8 +168,11 @@ class IcebergBatchTable(FileTable):
         _repeated(lambda: self._try(choose, summary, landed, also))
 
     def _try(
-        self, choose: Callable[[Table], tuple[Sequence[IcebergFile], Sequence[DataFile]]], summary: dict[str, str],
-        landed: Optional[Callable[[Table], bool]], also: Optional[Callable[[Transaction], None]],
+        self,
+        choose: Callable[[Table], tuple[Sequence[IcebergFile], Sequence[DataFile]]],
+        summary: dict[str, str],
+        landed: Optional[Callable[[Table], bool]],
+        also: Optional[Callable[[Transaction], None]],
     ) -> None:
         table = self._catalog.load_table(self.place)
         if landed is not None and landed(table):
@@ -211,8 +219,11 @@ class IcebergBatchTable(FileTable):
         table = self._load()
         before = datetime.now(timezone.utc) - timedelta(seconds=self._expire_after)
         newest = table.current_snapshot()
-        if any(snapshot.timestamp_ms < before.timestamp() * 1000 for snapshot in table.snapshots()
-               if newest is None or snapshot.snapshot_id != newest.snapshot_id):
+        if any(
+            snapshot.timestamp_ms < before.timestamp() * 1000
+            for snapshot in table.snapshots()
+            if newest is None or snapshot.snapshot_id != newest.snapshot_id
+        ):
             table.maintenance.expire_snapshots().older_than(before.replace(tzinfo=None)).commit()
             table = self._load()
         _remove_orphans(table, before)
@@ -225,8 +236,7 @@ class IcebergBatchTable(FileTable):
             from pyiceberg.catalog import load_catalog
             from pyiceberg.utils.config import Config
         except ImportError:
-            raise PackageMissing(
-                "table_format \"iceberg\" needs a package: pip install 'mqttbroker[iceberg]'") from None
+            raise PackageMissing("table_format \"iceberg\" needs a package: pip install 'mqttbroker[iceberg]'") from None
         given = dict(self._config.properties)
         known = Config().get_catalog_config(self._config.name)
         if not given and not known:
@@ -321,12 +331,20 @@ def _iceberg_file(table: Table, file: DataFile) -> IcebergFile:
     from pyiceberg.typedef import Record
 
     statistics = data_file_statistics_from_parquet_metadata(
-        file.metadata(), compute_statistics_plan(table.schema(), table.properties),
-        parquet_path_to_id_mapping(table.schema()))
+        file.metadata(), compute_statistics_plan(table.schema(), table.properties), parquet_path_to_id_mapping(table.schema())
+    )
     return IcebergFile.from_args(
-        content=DataFileContent.DATA, file_path=_storage(table).path(file.name), file_format=FileFormat.PARQUET,
-        partition=Record(), file_size_in_bytes=file.size, sort_order_id=None, spec_id=table.metadata.default_spec_id,
-        equality_ids=None, key_metadata=None, **statistics.to_serialized_dict())
+        content=DataFileContent.DATA,
+        file_path=_storage(table).path(file.name),
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        file_size_in_bytes=file.size,
+        sort_order_id=None,
+        spec_id=table.metadata.default_spec_id,
+        equality_ids=None,
+        key_metadata=None,
+        **statistics.to_serialized_dict(),
+    )
 
 
 def _data_files(table: Table) -> list[IcebergFile]:
@@ -339,9 +357,10 @@ def _named(table: Table, prefix: str) -> list[IcebergFile]:
 
 def _small_files(table: Table) -> Iterator[list[Any]]:
     """Small files in groups to be merged, by name; files with rows that were deleted are left alone."""
-    tasks = sorted((task for task in table.scan().plan_files()
-                    if not task.delete_files and task.file.file_size_in_bytes < SMALL_BYTES),
-                   key=lambda task: _name(task.file.file_path))
+    tasks = sorted(
+        (task for task in table.scan().plan_files() if not task.delete_files and task.file.file_size_in_bytes < SMALL_BYTES),
+        key=lambda task: _name(task.file.file_path),
+    )
     group: list[Any] = []
     size = 0
     for task in tasks:
@@ -366,10 +385,14 @@ def _remove_orphans(table: Table, before: datetime) -> None:
     for directory in ("data", "metadata"):
         selector = FileSelector(f"{root}/{directory}", allow_not_found=True, recursive=True)
         for found in files.get_file_info(selector):
-            ours = found.base_name.startswith((PREFIX, "merged-")) if directory == "data" \
-                else found.base_name.endswith(".avro")
-            if found.type == FileType.File and ours and _without_scheme(found.path) not in needed \
-                    and found.mtime is not None and found.mtime < before:
+            ours = found.base_name.startswith((PREFIX, "merged-")) if directory == "data" else found.base_name.endswith(".avro")
+            if (
+                found.type == FileType.File
+                and ours
+                and _without_scheme(found.path) not in needed
+                and found.mtime is not None
+                and found.mtime < before
+            ):
                 files.delete_file(found.path)
 
 

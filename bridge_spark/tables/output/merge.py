@@ -49,6 +49,5 @@ def merge(files: Sequence[Path], target: Path) -> None:
 
 
 def _with_schema(table: Any, schema: Any) -> Any:
-    columns = [table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type)
-               for field in schema]
+    columns = [table.column(field.name) if field.name in table.schema.names else pa.nulls(table.num_rows, field.type) for field in schema]
     return pa.table(columns, schema=schema)

@@ -109,8 +109,7 @@ class ParquetBatchTable:
         spark.createDataFrame([], schema).write.parquet(spark_path(staged.path))
         path = next(staged.path.glob("*.parquet"), None)
         if path is None:
-            raise TableError(f"a file that was written is not in {staged}: the driver and all executors must share the disk "
-                             f"of the tables")
+            raise TableError(f"a file that was written is not in {staged}: the driver and all executors must share the disk of the tables")
         sync([path])
         os.rename(path, columns)
         sync_directory(self.directory)
@@ -146,8 +145,10 @@ class ParquetBatchTable:
         replaced = _files_of(self.directory, batch)
         if not self._can_swap and len(files) > 1:
             if not can_merge(files[0]):
-                raise TableError(f"{self.place}: the file system cannot swap directories, and a batch of several files with "
-                                 f"variants cannot be merged to one: put the table on another file system")
+                raise TableError(
+                    f"{self.place}: the file system cannot swap directories, and a batch of several files with "
+                    f"variants cannot be merged to one: put the table on another file system"
+                )
             files = [_merged(files)]
         small = self._small_files(batch) if self._can_swap and self._merge_files is not None else []
         merges = self._merge_files is not None and len(small) >= self._merge_files
@@ -190,8 +191,10 @@ class ParquetBatchTable:
         cannot swap directories.
         """
         if not self._can_swap:
-            raise OSError(f"{self.directory}: the file system cannot swap directories, so that merging its files "
-                          f"would show rows twice; use table_format = \"delta\"")
+            raise OSError(
+                f"{self.directory}: the file system cannot swap directories, so that merging its files "
+                f'would show rows twice; use table_format = "delta"'
+            )
         marker = self._read_marker()
         newest = -1 if marker is None else self._last_batch(marker)
         small = self._small_files(newest)
@@ -252,8 +255,7 @@ class ParquetBatchTable:
     def _small_files(self, newest: int) -> list[Path]:
         """The files below `SMALL_BYTES` that can be merged, without those of the batch ``newest``."""
         kept = _files_of(self.directory, newest)
-        return [path for path in _data_files(self.directory) if path not in kept and path.stat().st_size < SMALL_BYTES
-                and can_merge(path)]
+        return [path for path in _data_files(self.directory) if path not in kept and path.stat().st_size < SMALL_BYTES and can_merge(path)]
 
     def _last_batch(self, marker: Marker) -> int:
         """The last published batch: that of the marker, or the one before if its files are not there yet."""

@@ -90,8 +90,7 @@ class RangeFiles:
     def ranges(self) -> Iterator[tuple[str, str]]:
         for file in sorted({file.rpartition("-")[0] for file in self._table.names()}):
             if not file.startswith(_FILES):
-                raise TableError(f"{self.place} has files of another writer, whose ranges are unknown: give another "
-                                 f"'backfill'")
+                raise TableError(f"{self.place} has files of another writer, whose ranges are unknown: give another 'backfill'")
             name = RANGE_PREFIX + file.removeprefix(_FILES).replace("~", ",")
             yield name, f"{self.place} ({name})"
 

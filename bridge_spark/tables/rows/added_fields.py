@@ -44,9 +44,7 @@ _COLUMNS = ("double", "boolean", "string")
 _KINDS = {'"': "string", "{": "string", "[": "string", "t": "boolean", "f": "boolean", "n": "null"}
 
 
-def new_fields(
-    seen: Iterable[str], columns: Collection[str], added: AddedColumns, types: Mapping[str, str]
-) -> AddedColumns:
+def new_fields(seen: Iterable[str], columns: Collection[str], added: AddedColumns, types: Mapping[str, str]) -> AddedColumns:
     """The columns to add, in the order of their names, and the spellings of fields.
 
     ``seen`` is the result of `seen_fields`.  ``columns`` are the names of the table's columns and of the schema's fields, ``added`` the columns
@@ -82,8 +80,7 @@ def seen_fields(extra: Column) -> Column:
     """An aggregate: each field of the maps ``extra`` that may become a column, prefixed with its value's first character;
     with repetitions."""
     usable = F.map_filter(extra, lambda key, _: key.rlike(f"^{_NAME.pattern}$"))
-    return F.flatten(F.collect_set(F.transform(
-        F.map_entries(usable), lambda entry: F.concat(F.substring(entry.value, 1, 1), entry.key))))
+    return F.flatten(F.collect_set(F.transform(F.map_entries(usable), lambda entry: F.concat(F.substring(entry.value, 1, 1), entry.key))))
 
 
 def with_columns(rows: DataFrame, extra: str, added: AddedColumns) -> DataFrame:

@@ -43,9 +43,12 @@ class CountedRows:
     def counts(self) -> dict[str, Any]:
         """After writing: "rows", "bad", "newest" (latest receipt in microseconds) and "fields" (of `seen_fields`)."""
         found = self._observation.get
-        return {"rows": int(found["all"]) - int(found["bad"]), "bad": int(found["bad"]),
-                **({} if found["newest"] is None else {"newest": int(found["newest"])}),
-                **({"fields": list(found["fields"])} if "fields" in found else {})}
+        return {
+            "rows": int(found["all"]) - int(found["bad"]),
+            "bad": int(found["bad"]),
+            **({} if found["newest"] is None else {"newest": int(found["newest"])}),
+            **({"fields": list(found["fields"])} if "fields" in found else {}),
+        }
 
 
 class MessageRows:
@@ -83,9 +86,7 @@ class MessageRows:
     def batch(self, begin: dict[str, str], end: dict[str, str]) -> DataFrame:
         """The messages of a range; ``begin`` and ``end`` are options of the source."""
         options = {key: value for key, value in self._options().items() if key not in _STREAM_ONLY}
-        return (
-            self._spark.read.format("mqtt").schema(self._source_schema(True)).options(**options, **begin, **end).load()
-        )
+        return self._spark.read.format("mqtt").schema(self._source_schema(True)).options(**options, **begin, **end).load()
 
     def parse(self, messages: DataFrame) -> DataFrame:
         """As `payloads.parse`."""
@@ -103,16 +104,14 @@ class MessageRows:
                 raise IngestError(f"{self._where}.event_time: {self._table.sink.event_time!r} is {kind}, not timestamp")
         received = F.col("timestamp")
         ahead = received + F.expr(f"INTERVAL {self._table.sink.watermark} SECONDS")
-        time = received if self._event_time is None else F.when(self._event_time <= ahead, self._event_time) \
-            .otherwise(received)
+        time = received if self._event_time is None else F.when(self._event_time <= ahead, self._event_time).otherwise(received)
         return found.withColumn(EVENT_TIME, F.when(F.col(REASON).isNull(), time))
 
     def deduplicated(self, found: DataFrame) -> DataFrame:
         """The first message of each key within the watermark.  A key with a NULL has no duplicates."""
         keys = self._duplicate_keys()
         timed = self.with_event_time(found).withColumns(keys)
-        return timed.withWatermark(EVENT_TIME, f"{self._table.sink.watermark} seconds") \
-            .dropDuplicatesWithinWatermark([*keys])
+        return timed.withWatermark(EVENT_TIME, f"{self._table.sink.watermark} seconds").dropDuplicatesWithinWatermark([*keys])
 
     def first_of_each(self, found: DataFrame) -> DataFrame:
         """The message of each key that was received first, in a batch."""
@@ -138,9 +137,14 @@ class MessageRows:
         if not self.adds_columns:
             return rows
         in_schema = {name.lower() for name in self._used_names()}
-        return with_columns(rows, EXTRA, AddedColumns(
-            {name: kind for name, kind in added.types.items() if name.lower() not in in_schema},
-            {field: name for field, name in added.spellings.items() if name.lower() not in in_schema}))
+        return with_columns(
+            rows,
+            EXTRA,
+            AddedColumns(
+                {name: kind for name, kind in added.types.items() if name.lower() not in in_schema},
+                {field: name for field, name in added.spellings.items() if name.lower() not in in_schema},
+            ),
+        )
 
     def new_columns(self, counts: Mapping[str, Any], recorded: RecordedColumns) -> AddedColumns:
         """The columns that a batch with these ``counts`` adds to the table."""
@@ -167,9 +171,12 @@ class MessageRows:
         """``found``, counted while it is written."""
         counts = Observation()
         rows = found.observe(
-            counts, F.count(F.lit(1)).alias("all"), F.count(F.col(REASON)).alias("bad"),
+            counts,
+            F.count(F.lit(1)).alias("all"),
+            F.count(F.col(REASON)).alias("bad"),
             F.unix_micros(F.max("timestamp")).alias("newest"),
-            *([seen_fields(F.col("extra")).alias("fields")] if self.adds_columns else []))
+            *([seen_fields(F.col("extra")).alias("fields")] if self.adds_columns else []),
+        )
         return CountedRows(rows, counts)
 
     def column(self, name: str, key: str) -> Column:

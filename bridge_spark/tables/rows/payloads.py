@@ -47,13 +47,16 @@ def payload_schema(config: PayloadConfig) -> StructType:
     names = [name.lower() for name, _ in table_columns(config, schema)]
     for name in names:
         if name in RESERVED_COLUMNS:
-            raise SchemaError(f"no column can be named {name!r}, as directories of tables are: rename a field in "
-                              f"'fields' with \"{name} as NAME\"")
+            raise SchemaError(
+                f"no column can be named {name!r}, as directories of tables are: rename a field in 'fields' with \"{name} as NAME\""
+            )
         if names.count(name) > 1:
-            raise SchemaError(f"two columns are named {name!r}: rename the message's in 'columns' or the payload's "
-                              f"in 'fields' with \"... as NAME\", or leave it out")
+            raise SchemaError(
+                f"two columns are named {name!r}: rename the message's in 'columns' or the payload's "
+                f"in 'fields' with \"... as NAME\", or leave it out"
+            )
     if config.format == "number" and (len(schema) != 1 or not isinstance(schema[0].dataType, NumericType)):
-        raise SchemaError("format \"number\" fills one column of a number type")
+        raise SchemaError('format "number" fills one column of a number type')
     return schema
 
 
@@ -105,8 +108,7 @@ def parse(messages: DataFrame, config: PayloadConfig, schema: StructType) -> Dat
         return messages.withColumn(REASON, F.lit(None).cast("string"))
     text = F.col("payload").cast("string")
     options = {**config.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    columns = StructType([*(StructField(field.name, field.dataType) for field in schema.fields),
-                          StructField(_CORRUPT, StringType())])
+    columns = StructType([*(StructField(field.name, field.dataType) for field in schema.fields), StructField(_CORRUPT, StringType())])
     if config.format == "json":
         options.setdefault("allowNonNumericNumbers", "false")
         value = F.from_json(text, columns, options)
@@ -130,8 +132,7 @@ def parse(messages: DataFrame, config: PayloadConfig, schema: StructType) -> Dat
 
 def table_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
     """The table's rows, of the messages that parse."""
-    return found.where(F.col(REASON).isNull()).select(
-        *(column.alias(name) for name, column in table_columns(config, schema)))
+    return found.where(F.col(REASON).isNull()).select(*(column.alias(name) for name, column in table_columns(config, schema)))
 
 
 def dead_letter_schema() -> StructType:
@@ -145,7 +146,8 @@ def dead_letters(found: DataFrame) -> DataFrame:
     """The messages that do not parse, as received, with ``reason``."""
     payload = F.col("payload" if "payload" in found.columns else _REJECTED).alias("payload")
     return found.where(F.col(REASON).isNotNull()).select(
-        *(payload if name == "payload" else F.col(name) for name in DEAD_LETTER_COLUMNS), F.col(REASON).alias("reason"))
+        *(payload if name == "payload" else F.col(name) for name in DEAD_LETTER_COLUMNS), F.col(REASON).alias("reason")
+    )
 
 
 def _from_ddl(ddl: str) -> StructType:

@@ -116,9 +116,8 @@ class Bans:
         if not self._address_failures and not self._user_failures:
             return False
         address = self.network(peer)
-        return (
-            self._address_failures.exceeds_credit((address, "", ""), now)
-            or self._user_failures.exceeds_credit((address, short(username), ""), now)
+        return self._address_failures.exceeds_credit((address, "", ""), now) or self._user_failures.exceeds_credit(
+            (address, short(username), ""), now
         )
 
     def failed(self, peer: str, username: Optional[str], now: float) -> None:
@@ -265,9 +264,7 @@ class Bans:
     def _lift(self, ban: Ban) -> None:
         self._list.remove(ban)
         address, username, client_id = ban.key
-        audit.info(
-            "event=ban_lifted address=%s user=%s client=%s cause=%s", address, username, client_id, ban.cause
-        )
+        audit.info("event=ban_lifted address=%s user=%s client=%s cause=%s", address, username, client_id, ban.cause)
         self._changed(True)
 
     # --- for the file of an earlier process ---------------------------------------------------------------------------
@@ -291,4 +288,3 @@ class Bans:
         record = Record(key)
         record.credit, record.users, record.bans, record.until = credit, users, bans, until
         (self._user_failures if key[1] else self._address_failures).put(record)
-

@@ -57,9 +57,7 @@ class AuthenticationRequest:
     or later, on the event loop's thread. After all but `ignore` the request is answered, and further calls do nothing.
     """
 
-    def __init__(
-        self, client_id: str, peer: str, username: Optional[str], password: Optional[bytes]
-    ) -> None:
+    def __init__(self, client_id: str, peer: str, username: Optional[str], password: Optional[bytes]) -> None:
         self.client_id = client_id
         self.peer = peer  # its address
         self.listener = ""  # the address of its listener
@@ -167,9 +165,7 @@ class AnonymousPolicy(Authenticator):
         self._reason = f"anonymous clients are allowed {where}"
 
     def authenticate(self, request: AuthenticationRequest) -> None:
-        if self.allowed is True or (
-            self.allowed == "loopback" and not request.remote and is_loopback(request.peer)
-        ):
+        if self.allowed is True or (self.allowed == "loopback" and not request.remote and is_loopback(request.peer)):
             request.accept(Identity(None))
         else:
             request.reject(NOT_AUTHORIZED, self._reason)

@@ -225,11 +225,7 @@ class Connection(ClientConnection):
 
     def can_alias(self, size: i64, properties_size: i64) -> bool:
         """Whether a version 5 PUBLISH that was received in ``size`` bytes may be sent with `send_publish_aliased`."""
-        return (
-            self.topic_aliases is not None
-            and properties_size < MAX_ALIASED_PROPERTIES
-            and size + 4 <= self.maximum_packet_size
-        )
+        return self.topic_aliases is not None and properties_size < MAX_ALIASED_PROPERTIES and size + 4 <= self.maximum_packet_size
 
     def send_publish_aliased(self, flags: int, topic: bytes, packet_id: i64, properties_size: i64, rest: bytes) -> None:
         """Queue or drop a received PUBLISH with a topic alias added, if one is free; only if `can_alias`.
@@ -343,11 +339,7 @@ class Connection(ClientConnection):
         session = self.session
         message = outgoing.message
         size: i64 = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(subscription_ids)
-        if (
-            session is None
-            or self.topic_aliases is not None
-            or size + MAX_PUBLISH_OVERHEAD > self.maximum_packet_size
-        ):
+        if session is None or self.topic_aliases is not None or size + MAX_PUBLISH_OVERHEAD > self.maximum_packet_size:
             return False
         packet_id = session.allocate_unpersisted(qos)
         if packet_id == 0:
@@ -435,11 +427,7 @@ class Connection(ClientConnection):
     def hold_alias(self, size: i64) -> bool:
         """Count the bytes by which the topics of aliases grow; false, and nothing is counted, if there is no room."""
         outbound = self.outbound
-        if (
-            size > 0
-            and self.alias_bytes + size > FREE_BYTES
-            and outbound.alias_bytes + size > outbound.terms.max_total_alias_bytes
-        ):
+        if size > 0 and self.alias_bytes + size > FREE_BYTES and outbound.alias_bytes + size > outbound.terms.max_total_alias_bytes:
             outbound.counters.limit_reached("max_total_alias_bytes")
             return False
         self.alias_bytes += size

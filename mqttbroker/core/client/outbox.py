@@ -163,9 +163,7 @@ class Outbox:
         if self._limit > 0:
             return self.writing_paused or (self.backlog > 0 and self.backlog + size > self._limit)
         outbound = self.outbound
-        return self.writing_paused and (
-            self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked
-        )
+        return self.writing_paused and (self.backlog + size > outbound.max_backlog or outbound.blocked_bytes + size > outbound.max_blocked)
 
     def exceeds_rate(self) -> bool:
         """Whether the client is sent as much as its rates permit."""

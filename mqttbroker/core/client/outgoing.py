@@ -86,9 +86,7 @@ class Outgoing:
         """The bytes after the packet id; call `header` first."""
         return self.rest5 if version >= 5 else self.rest4
 
-    def encode(
-        self, version: int, qos: int, retain: bool, duplicate: bool, packet_id: int, added_properties: bytes
-    ) -> bytes:
+    def encode(self, version: int, qos: int, retain: bool, duplicate: bool, packet_id: int, added_properties: bytes) -> bytes:
         """Any variant; ``added_properties`` belong to this one delivery and are encoded."""
         return self.encode_as(self.topic, version, qos, retain, duplicate, packet_id, added_properties)
 

@@ -45,9 +45,7 @@ class TopicAliases:
         self._assigned[topic] = len(self._assigned) + 1
 
 
-def publish_with_topic_name(
-    first: int, topic: bytes, packet_id: bytes, properties: bytes, payload: bytes, missing: int
-) -> bytes:
+def publish_with_topic_name(first: int, topic: bytes, packet_id: bytes, properties: bytes, payload: bytes, missing: int) -> bytes:
     """Encode a received PUBLISH as if it had come with its topic name instead of an alias.
 
     ``first`` is its first byte; ``packet_id`` is empty at QoS 0; ``properties`` include their length; ``missing`` bytes

@@ -24,9 +24,7 @@ _MAX_DIGITS: Final = 19
 class Deduplication:
     """Decides which streams of a route store a message."""
 
-    def __init__(
-        self, producers: Producers, journal: Journal, streams: List[StreamRule], counters: Counters
-    ) -> None:
+    def __init__(self, producers: Producers, journal: Journal, streams: List[StreamRule], counters: Counters) -> None:
         self.producers = producers
         self.journal = journal
         self.counters = counters
@@ -58,9 +56,7 @@ class Deduplication:
         else:
             self.journal.delete_producer((row.stream, row.user_name, row.producer_id), None)
 
-    def streams_for(
-        self, route: Route, message: Message, username: Optional[str], gate: Optional[Gate]
-    ) -> List[StreamSink]:
+    def streams_for(self, route: Route, message: Message, username: Optional[str], gate: Optional[Gate]) -> List[StreamSink]:
         """The streams of a route that are to store a message; none if it is a repeat for every stream that recognises
         repeats. ``gate`` then waits until the message is on disk."""
         name = user_property(message.properties, _PRODUCER)

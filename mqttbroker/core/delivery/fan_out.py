@@ -72,9 +72,7 @@ class FanOut(LongWork):
     def done(self) -> bool:
         return self._outgoing is None
 
-    def begin(
-        self, outgoing: Outgoing, targets: List[Target], publisher: Optional[Session], gate: Optional[Gate]
-    ) -> None:
+    def begin(self, outgoing: Outgoing, targets: List[Target], publisher: Optional[Session], gate: Optional[Gate]) -> None:
         """Start to deliver a message; only if `done`. No packet of the publisher is handled until the end."""
         self._outgoing = outgoing
         self._targets = targets

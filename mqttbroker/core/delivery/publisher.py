@@ -112,9 +112,7 @@ class Publisher:
             else:
                 shards.published(message, gate)
 
-    def distribute(
-        self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]
-    ) -> None:
+    def distribute(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
         """Hand a message to the targets of its route; if that is `large`, only while `fan_out` is done."""
         if route.large:
             self.fan_out.begin(outgoing, route.targets, publisher, gate)

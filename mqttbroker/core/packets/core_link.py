@@ -70,9 +70,7 @@ class LinkHandler(PublishHandler):
         super().__init__(broker, connection)
         self.receiver = receiver
 
-    def handle(
-        self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None
-    ) -> bool:
+    def handle(self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None) -> bool:
         if first & 6:
             raise MQTTError(PROTOCOL_ERROR, "a message over a link that is not at QoS 0")
         if more is not None:
@@ -111,9 +109,7 @@ class LinkHandler(PublishHandler):
             packet = data[start:end]
             if version < 5:
                 packet = b"\x30" + packet[1:]
-            self._forward_qos0(
-                packet, topic_end - start, payload - start, version, route, route.targets, properties, None
-            )
+            self._forward_qos0(packet, topic_end - start, payload - start, version, route, route.targets, properties, None)
             return True
         return self._deliver(route, data[payload:end], first, properties)
 

@@ -73,11 +73,7 @@ class PacketReader(PacketBuffer):
         """Handle the bytes received while the connection was `CONNECTING` or halted."""
         self.connection.go_on()
         self.protocol.broker.router.work = 0
-        if (
-            len(self._incomplete) >= self._needed
-            and self.connection.state == CONNECTED
-            and not self.connection.halted
-        ):
+        if len(self._incomplete) >= self._needed and self.connection.state == CONNECTED and not self.connection.halted:
             data = bytes(self._incomplete)
             self._incomplete = _NOTHING
             counters = self.connection.outbound.counters
@@ -211,9 +207,7 @@ class PacketReader(PacketBuffer):
                     connection.halt()
             elif (
                 # A PUBACK, PUBREC, PUBREL or PUBCOMP that is a packet id and nothing else.
-                remaining == 2
-                and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70)
-                and connection.state == CONNECTED
+                remaining == 2 and (first == 0x40 or first == 0x50 or first == 0x62 or first == 0x70) and connection.state == CONNECTED
             ):
                 protocol.acknowledge(packet_type, (data[body] << 8) | data[body + 1], 0)
             else:

@@ -254,9 +254,7 @@ class Protocol:
             session.expiry_interval = min(expiry_interval, self.broker.terms.max_session_expiry)
         # [MQTT-3.14.4-3]
         with_will = packet.reason_code != NORMAL_DISCONNECTION
-        reason = (
-            "DISCONNECT" if packet.reason_code == NORMAL_DISCONNECTION else f"DISCONNECT: {name(packet.reason_code)}"
-        )
+        reason = "DISCONNECT" if packet.reason_code == NORMAL_DISCONNECTION else f"DISCONNECT: {name(packet.reason_code)}"
         self.broker.clients.close(self.connection, with_will, reason)
 
     # -- the end ----------------------------------------------------------------

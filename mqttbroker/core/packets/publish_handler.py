@@ -90,9 +90,7 @@ class PublishHandler:
         self._properties: Optional[PublishProperties] = None
         self._last_route: Optional[Route] = None
 
-    def handle(
-        self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None
-    ) -> bool:
+    def handle(self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None) -> bool:
         """Handle the packet at ``data[start:end]``, whose variable header begins at ``body``.
 
         False if its route takes longer to build, if it has very many targets and another message is being delivered
@@ -137,9 +135,7 @@ class PublishHandler:
             encoded = properties.without_alias()
             available = data[payload:end]
             size: i64 = end - payload
-            data = publish_with_topic_name(
-                first, topic, data[topic_end:rest], encoded, available, size - len(available)
-            )
+            data = publish_with_topic_name(first, topic, data[topic_end:rest], encoded, available, size - len(available))
             payload = len(data) - len(available)
             rest = payload - len(encoded)
             topic_end = rest - 2 if qos else rest
@@ -313,9 +309,7 @@ class PublishHandler:
             whole = rest if more is None else b"".join((rest, *more))
             self._forward_to_groups(whole, route, first, payload, properties)
 
-    def _forward_to_groups(
-        self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]
-    ) -> None:
+    def _forward_to_groups(self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]) -> None:
         """`_forward_unpersisted` to one member of each shared subscription."""
         broker = self.broker
         version: i64 = self.connection.version
@@ -330,9 +324,7 @@ class PublishHandler:
                 connection = cast(Connection, session.connection)
                 if connection.zero_copy_version == version and size <= connection.maximum_packet_size:
                     shared = self._shared_in_flight(route, rest, payload, properties, group.complete)
-                    connection.send_publish_parts(
-                        route.qos1_header, session.allocate_shared(shared), rest, size, len(rest) - payload
-                    )
+                    connection.send_publish_parts(route.qos1_header, session.allocate_shared(shared), rest, size, len(rest) - payload)
                     continue
             if outgoing is None:
                 outgoing = self._outgoing(route, rest, first, payload, properties)
@@ -350,9 +342,7 @@ class PublishHandler:
 
     # -- publishing messages ----------------------------------------------------
 
-    def _publish_qos0(
-        self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]
-    ) -> None:
+    def _publish_qos0(self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]) -> None:
         message = self._message(route, rest[payload:] if payload else rest, first, properties)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         self.broker.publisher.publish(outgoing, route, self.connection.session, None)
@@ -435,9 +425,7 @@ class PublishHandler:
         acks.submit(gate)
         return True
 
-    def _outgoing(
-        self, route: Route, rest: bytes, first: i64, payload: i64, properties: Optional[PublishProperties]
-    ) -> Outgoing:
+    def _outgoing(self, route: Route, rest: bytes, first: i64, payload: i64, properties: Optional[PublishProperties]) -> Outgoing:
         """The message of a QoS 1 or 2 packet, with the parts of the packet that may be sent again."""
         message = self._message(route, rest[payload:] if payload else rest, first, properties)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
@@ -488,9 +476,7 @@ class PublishHandler:
             return route
         return None
 
-    def _decode_properties(
-        self, data: bytes, start: i64, end: i64, more: Optional[List[bytes]]
-    ) -> PublishProperties:
+    def _decode_properties(self, data: bytes, start: i64, end: i64, more: Optional[List[bytes]]) -> PublishProperties:
         properties = self._properties
         after: i64 = start + len(self._encoded_properties)
         if properties is not None and after <= end and data[start:after] == self._encoded_properties:

@@ -190,11 +190,7 @@ class RouteBuild:
     @property
     def done(self) -> bool:
         count = len(self._search.found)
-        return (
-            self._search.done
-            and self._merged == count
-            and (not self._route.no_local or self._merged_without == count)
-        )
+        return self._search.done and self._merged == count and (not self._route.no_local or self._merged_without == count)
 
     def step(self, budget: int) -> int:
         """Continue until the build is done or has cost about ``budget``; returns the cost."""

@@ -80,9 +80,7 @@ class FilterChanges:
         """Whether a filter that matches ``topic`` may have changed after ``revision``."""
         if revision < self._unrecorded:
             return True
-        return _newer_than(revision, self._newer, topic) or (
-            revision < self._older_end and _newer_than(revision, self._older, topic)
-        )
+        return _newer_than(revision, self._newer, topic) or (revision < self._older_end and _newer_than(revision, self._older, topic))
 
 
 def _newer_than(revision: int, recorded: SubscriptionTrie, topic: str) -> bool:

@@ -34,9 +34,7 @@ class Clients(ConnectionOwner):
     reason when it ends.
     """
 
-    def __init__(
-        self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms, users: Users, turns: Turns
-    ) -> None:
+    def __init__(self, registry: Registry, lifecycle: SessionLifecycle, terms: BrokerTerms, users: Users, turns: Turns) -> None:
         self.turns = turns
         self.overdue = _Overdue()
         self.registry = registry
@@ -199,9 +197,7 @@ class _Overdue(LongWork):
         if connection.state == AWAIT_CONNECT or connection.state == AUTHENTICATING:
             if now - connection.accepted <= connection.terms.connect_timeout or self._clients is None:
                 return False
-            self._clients.close(
-                connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time"
-            )
+            self._clients.close(connection, False, "not authenticated in time" if connection.client_id else "no CONNECT in time")
             return True
         if connection.state == CLOSED:
             return False

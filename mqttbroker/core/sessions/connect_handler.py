@@ -199,9 +199,7 @@ class ConnectHandler:
                 return
             connection.client_id = identity.client_id
             assigned = False
-        allowed = connection.terms.allowed_client_id(
-            connection.client_id, assigned, connection.username, pending.certificate
-        )
+        allowed = connection.terms.allowed_client_id(connection.client_id, assigned, connection.username, pending.certificate)
         if allowed is None:
             self.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "this listener does not allow the client id")
             return
@@ -304,9 +302,7 @@ class ConnectHandler:
             older = pending.connection
         replaces = older is not None and cast(Connection, older).username == username
         try:
-            self.users.check(
-                username, known is None or known.username != username, not replaces, connection.outbound.clock.monotonic
-            )
+            self.users.check(username, known is None or known.username != username, not replaces, connection.outbound.clock.monotonic)
         except MQTTError as error:
             self.refuse(connection, error.reason_code, error.detail)
             return False
@@ -369,9 +365,7 @@ class ConnectHandler:
         """Give the session the rights of this user at this listener, and those that the login brings."""
         rules = connection.terms.rules
         old = session.permissions
-        same = old is permissions or (
-            old is not None and permissions is not None and cast(Permissions, old).text == permissions.text
-        )
+        same = old is permissions or (old is not None and permissions is not None and cast(Permissions, old).text == permissions.text)
         if session.username != connection.username or session.rules != rules or not same:
             self.users.session_removed(session.username)
             self.users.session_added(connection.username)
@@ -415,9 +409,7 @@ class ConnectHandler:
         connection.state = CONNECTED
         connection.release_connect()
         self.clients.count_connected()
-        self.bans.connected(
-            connection.peer, connection.username, connection.client_id, connection.outbound.clock.monotonic
-        )
+        self.bans.connected(connection.peer, connection.username, connection.client_id, connection.outbound.clock.monotonic)
         receive_maximum = packet.properties.receive_maximum if packet.version >= 5 else -1
         session.attach(connection, receive_maximum if receive_maximum > 0 else 65535)
         self.fan_out.accepted(connection)
@@ -474,9 +466,7 @@ class ConnectHandler:
             encoded = connack.encode(packet.version)
         return encoded
 
-    def refuse(
-        self, connection: Connection, reason_code: int, detail: str, username: Optional[str] = None
-    ) -> None:
+    def refuse(self, connection: Connection, reason_code: int, detail: str, username: Optional[str] = None) -> None:
         """Answer a CONNECT with an error and close the connection [MQTT-3.2.2-7].
 
         ``username`` is what the client claims to be, for the log.
@@ -646,9 +636,7 @@ def _set_will(session: Session, will: Optional[Will]) -> None:
         return
     properties = will.properties
     message = Message(will.topic, will.payload, will.qos, will.retain, will.forward, session.client_id, 0, 0)
-    session.set_will(
-        SessionWill(message, max(0, properties.will_delay_interval), properties.message_expiry_interval)
-    )
+    session.set_will(SessionWill(message, max(0, properties.will_delay_interval), properties.message_expiry_interval))
 
 
 def _send_challenge(connection: Connection, request: AuthenticationRequest, data: bytes) -> None:

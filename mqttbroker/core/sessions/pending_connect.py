@@ -17,9 +17,7 @@ class PendingConnect(Gate):
     then `on_opened` is called.
     """
 
-    def __init__(
-        self, connection: Connection, packet: Connect, on_opened: Callable[[PendingConnect], None]
-    ) -> None:
+    def __init__(self, connection: Connection, packet: Connect, on_opened: Callable[[PendingConnect], None]) -> None:
         super().__init__()
         self.connection = connection
         self.packet = packet

@@ -164,10 +164,7 @@ class Subscriptions:
         shared = parse_shared(full_filter)
         topic_filter = full_filter if shared is None else shared[1]
         terms = self.terms
-        if (
-            full_filter.count("/") >= terms.max_topic_levels
-            or len(topic_filter.encode("utf-8")) > terms.max_topic_length
-        ):
+        if full_filter.count("/") >= terms.max_topic_levels or len(topic_filter.encode("utf-8")) > terms.max_topic_length:
             return TOPIC_FILTER_INVALID
         stream_plan: Optional[StreamPlan] = None
         if reads_stream(full_filter):
@@ -198,9 +195,7 @@ class Subscriptions:
         if len(session.pending_retained) + len(replay) >= 2 * len(session.subscriptions) + FREE_REPLAYS:
             return QUOTA_EXCEEDED
         options: int = request.options
-        if stream_plan is not None and (stream_plan.queue or (stream_plan.group and session.id == 0)) and (
-            request.qos == 2
-        ):
+        if stream_plan is not None and (stream_plan.queue or (stream_plan.group and session.id == 0)) and (request.qos == 2):
             # What is handed over must be known after the connection. A queue may give it to another client then.
             options = options & ~3 | 1
         if connection.bridge:
@@ -230,9 +225,7 @@ class Subscriptions:
             connection.terms.listener,
         )
 
-    def _refuse_stream(
-        self, connection: Connection, session: Session, full_filter: str, request: StreamRequest, error: MQTTError
-    ) -> int:
+    def _refuse_stream(self, connection: Connection, session: Session, full_filter: str, request: StreamRequest, error: MQTTError) -> int:
         """Log why a stream is not read; returns the reason code."""
         if error.reason_code == NOT_AUTHORIZED:
             self._log_denial(connection, session, full_filter)
@@ -373,9 +366,7 @@ class _Subscribing(_FilterPacket):
 
     def handle(self, number: int) -> int:
         request = self.packet.subscriptions[number]
-        return self.owner.subscribe_one(
-            self.connection, self.session, request, self._identifier, self._replay, self._stream_request
-        )
+        return self.owner.subscribe_one(self.connection, self.session, request, self._identifier, self._replay, self._stream_request)
 
     def finish(self) -> None:
         connection = self.connection

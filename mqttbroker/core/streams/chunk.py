@@ -39,9 +39,7 @@ class Chunk:
     ``source`` names the file in logs. ``users`` counts those that hold it, for `ChunkReads`.
     """
 
-    def __init__(
-        self, data: bytes, offset: int, segment: int, position: int, made: bool, source: str
-    ) -> None:
+    def __init__(self, data: bytes, offset: int, segment: int, position: int, made: bool, source: str) -> None:
         self.data = data
         self.offset = offset
         self.segment = segment

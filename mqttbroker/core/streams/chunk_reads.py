@@ -65,9 +65,7 @@ class ReadRequest:
     µs since the epoch, the outcome is the first offset that was received then or later, and nothing is read.
     """
 
-    def __init__(
-        self, stream: str, partition: int, offset: int, segment: int, position: int, size: int, skipping: bool
-    ) -> None:
+    def __init__(self, stream: str, partition: int, offset: int, segment: int, position: int, size: int, skipping: bool) -> None:
         self.stream = stream
         self.partition = partition
         self.offset = offset

@@ -401,9 +401,7 @@ class StreamConsumer(ReaderOwner):
         most: i64 = min(i64(window.unpersisted_maximum), session.context.limits.max_queued_messages)
         return window.packet_ids_in_use < max(i64(window.send_maximum), most // 2)
 
-    def _offer(
-        self, connection: Connection, rows: ChunkRows, qos: i64, retain: bool, plan: TopicPlan, again: bool
-    ) -> None:
+    def _offer(self, connection: Connection, rows: ChunkRows, qos: i64, retain: bool, plan: TopicPlan, again: bool) -> None:
         """Put a record into the queue of a persistent session, which sends it at once."""
         properties = rows.properties
         if connection.version >= 5:

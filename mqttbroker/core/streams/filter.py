@@ -125,9 +125,7 @@ def parse_from(text: str, now: int) -> Start:
     try:
         moment = datetime.fromisoformat(text[:-1] + "+00:00" if text.endswith("Z") else text)
     except ValueError:
-        raise ValueError(
-            f"{text} is not earliest, latest, a Unix time, an ISO 8601 time or a duration such as 1h"
-        ) from None
+        raise ValueError(f"{text} is not earliest, latest, a Unix time, an ISO 8601 time or a duration such as 1h") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=timezone.utc)
     since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -242,15 +242,11 @@ class StreamGroups:
                 raise MQTTError(QUOTA_EXCEEDED, f"stream {rule.name} has {self._terms.max_stream_groups} groups")
         elif stored.row.topic_filter != topic_filter:
             own = stored.row.topic_filter or "all topics"
-            raise MQTTError(
-                TOPIC_FILTER_INVALID, f"group {name} of stream {rule.name} reads {own}, not {topic_filter or 'all topics'}"
-            )
+            raise MQTTError(TOPIC_FILTER_INVALID, f"group {name} of stream {rule.name} reads {own}, not {topic_filter or 'all topics'}")
 
     def create(self, name: str, rule: StreamRule, topic_filter: str, start: str, positions: List[int]) -> StreamGroup:
         """A group that begins at these offsets, one of each partition."""
-        stored = self.readers.create(
-            GROUP_READER, 0, name, rule.name, topic_filter, start, 0, self._clock.now, positions
-        )
+        stored = self.readers.create(GROUP_READER, 0, name, rule.name, topic_filter, start, 0, self._clock.now, positions)
         group = self.all[stored.row.reader_id] = StreamGroup(stored, self._counters, self._lines)
         return group
 

@@ -170,9 +170,7 @@ class PartitionReader(ChunkUser):
     def _ask(self, skipping: bool) -> None:
         size = self.reads.terms.stream_chunk_bytes
         offset: int = self.next_offset
-        self._request(
-            ReadRequest(self.stream, self.partition, offset, self._segment, self._position, size, skipping)
-        )
+        self._request(ReadRequest(self.stream, self.partition, offset, self._segment, self._position, size, skipping))
 
     def _request(self, request: ReadRequest) -> None:
         self.asked = True

@@ -271,10 +271,7 @@ class StreamSubscriptions:
             if nearest != offset:
                 wrong.append(f"{partition}={nearest}")
                 if plan.stops_when_expired:
-                    reason = (
-                        f"stream {rule.name}, partition {partition}: offset {offset} is not among"
-                        f" {bounds[0]} to {bounds[1]}"
-                    )
+                    reason = f"stream {rule.name}, partition {partition}: offset {offset} is not among {bounds[0]} to {bounds[1]}"
                     raise MQTTError(IMPLEMENTATION_SPECIFIC_ERROR, reason)
         if wrong:
             request.add_adjusted(f"{plan.full_filter} offset:{','.join(wrong)}")
@@ -321,9 +318,7 @@ class StreamSubscriptions:
             return [self.reads.bounds(stream, partition)[0] for partition in range(plan.rule.partitions)]
         return [plan.offsets[partition] for partition in range(plan.rule.partitions)]
 
-    def _open_stored(
-        self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan
-    ) -> None:
+    def _open_stored(self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan) -> None:
         """`open` for a persistent session, whose offsets are stored."""
         filter_text = plan.full_filter
         consumer = streams.by_filter.get(filter_text)
@@ -332,9 +327,7 @@ class StreamSubscriptions:
             self.stored.delete(stored)
             stored = None
         restarts: bool = stored is None or (plan.text != "" and plan.text != stored.row.start)
-        options: int = (SKIPS_DAMAGE if plan.skips_damage else 0) | (
-            STOPS_WHEN_EXPIRED if plan.stops_when_expired else 0
-        )
+        options: int = (SKIPS_DAMAGE if plan.skips_damage else 0) | (STOPS_WHEN_EXPIRED if plan.stops_when_expired else 0)
         if stored is None:
             stored = self.stored.create(
                 SUBSCRIPTION_READER,
@@ -375,9 +368,7 @@ class StreamSubscriptions:
             else:
                 reader.seek(offsets.next_wanted)
 
-    def _join(
-        self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan
-    ) -> None:
+    def _join(self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan) -> None:
         """`open` for a member of a group."""
         consumer = streams.by_filter.get(plan.full_filter)
         if consumer is not None:
@@ -395,9 +386,7 @@ class StreamSubscriptions:
         consumer.stops_when_expired = plan.stops_when_expired
         self.consumers.wake(consumer)
 
-    def _consume(
-        self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan
-    ) -> None:
+    def _consume(self, streams: _SessionStreams, session: Session, subscription: Subscription, plan: StreamPlan) -> None:
         """`open` for a consumer of a queue."""
         consumer = streams.by_filter.get(plan.full_filter)
         if consumer is not None:
@@ -409,9 +398,7 @@ class StreamSubscriptions:
         self.consumers.add(made)
         queue.join(made)
 
-    def _consumer(
-        self, streams: SessionConsumers, session: Session, subscription: Subscription, plan: StreamPlan
-    ) -> StreamConsumer:
+    def _consumer(self, streams: SessionConsumers, session: Session, subscription: Subscription, plan: StreamPlan) -> StreamConsumer:
         consumer = StreamConsumer(self.consumers, session, subscription, plan.rule, plan.topic_filter, plan.rights)
         streams.by_filter[plan.full_filter] = consumer
         self.consumers.add(consumer)
@@ -470,9 +457,7 @@ class StreamSubscriptions:
         try:
             plan = self.plan(session, filter_text, request, TOPIC_FILTER_INVALID)
         except MQTTError as error:
-            log.warning(
-                "event=stream_not_resumed client=%s filter=%s reason=%s", session.client_id, filter_text, error.detail
-            )
+            log.warning("event=stream_not_resumed client=%s filter=%s reason=%s", session.client_id, filter_text, error.detail)
             return
         stored = self.stored.subscription(session.id, filter_text) if session.id != 0 else None
         if stored is not None:

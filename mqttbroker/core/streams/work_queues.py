@@ -46,9 +46,7 @@ class QueueRule:
     """A queue of the configuration: the stream that it reads, seconds that a lease takes, the most deliveries of a
     message, the stream of its dead letters ("" = they are dropped), and whether clients may publish to the queue."""
 
-    def __init__(
-        self, name: str, stream: str, lease: float, max_deliveries: int, dead_letter: str, allow_publish: bool
-    ) -> None:
+    def __init__(self, name: str, stream: str, lease: float, max_deliveries: int, dead_letter: str, allow_publish: bool) -> None:
         self.name = name
         self.stream = stream
         self.lease = lease
@@ -337,9 +335,7 @@ class WorkQueue(InFlightOwner):
         mark: bytes = NO_BYTES
         if before:
             self.redeliveries += 1
-            mark = user_property_bytes(b"redelivered", b"1") + user_property_bytes(
-                b"delivery-count", str(before + 1).encode()
-            )
+            mark = user_property_bytes(b"redelivered", b"1") + user_property_bytes(b"delivery-count", str(before + 1).encode())
         consumer.send_row(rows, offsets.partition, 1, packet_id, mark)
         return True
 
@@ -423,9 +419,7 @@ class WorkQueue(InFlightOwner):
         key = message.topic.encode("utf-8") if target.key == "topic" else partition_key(target.key, message)
         self._journal.append_to_stream(target.name, crc32(key) % target.partitions, message)
 
-    def _log_dead_letter(
-        self, offsets: PartitionOffsets, offset: int, deliveries: int, target: Optional[StreamRule], reason: str
-    ) -> None:
+    def _log_dead_letter(self, offsets: PartitionOffsets, offset: int, deliveries: int, target: Optional[StreamRule], reason: str) -> None:
         log.warning(
             "event=dead_letter queue=%s partition=%d offset=%d deliveries=%d dead_letter_stream=%s reason=%s",
             self.full_name,
@@ -521,12 +515,7 @@ class QueueConsumer(StreamConsumer):
     def accepts(self) -> bool:
         """Whether the client has room for a message."""
         connection = self.session.connection
-        return (
-            connection is not None
-            and not self.closed
-            and self._accepts(cast(Connection, connection))
-            and self.session.window.is_open
-        )
+        return connection is not None and not self.closed and self._accepts(cast(Connection, connection)) and self.session.window.is_open
 
     def unblock(self) -> None:
         """There may be room again."""
@@ -594,9 +583,7 @@ class WorkQueues:
         stored = self._readers.queue(full_name, stream.name)
         starts = [self._reads.bounds(stream.name, partition)[0] for partition in range(stream.partitions)]
         if stored is None:
-            stored = self._readers.create(
-                QUEUE_READER, 0, full_name, stream.name, topic_filter, "earliest", 0, self._clock.now, starts
-            )
+            stored = self._readers.create(QUEUE_READER, 0, full_name, stream.name, topic_filter, "earliest", 0, self._clock.now, starts)
         queue = WorkQueue(
             self.rules[name],
             self._streams,

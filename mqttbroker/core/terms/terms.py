@@ -65,9 +65,7 @@ class ListenerTerms:
         """Whether an assigned client id may have more characters at its end."""
         return self.client_id_pattern is None or self.client_id_pattern.endswith("*")
 
-    def allowed_client_id(
-        self, client_id: str, assigned: bool, username: Optional[str], certificate: Any = None
-    ) -> Optional[str]:
+    def allowed_client_id(self, client_id: str, assigned: bool, username: Optional[str], certificate: Any = None) -> Optional[str]:
         """The client id of a user; None if the pattern excludes it. The broker may change an ``assigned`` one."""
         pattern = self.client_id_pattern
         if pattern is None:

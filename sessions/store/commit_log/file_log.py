@@ -184,9 +184,7 @@ class FileCommitLog:
             os.pwrite(self._fd, bytes(RECORD_BYTES), self._end)
             os.fdatasync(self._fd)
         except OSError as error:
-            logger.warning(
-                "event=store_trouble what=%s file=%s reason=%s", "a failed record may be on disk", self._path, error
-            )
+            logger.warning("event=store_trouble what=%s file=%s reason=%s", "a failed record may be on disk", self._path, error)
 
     def _roll(self, needed: int) -> None:
         """Continue in a new segment, whose header and name are on disk."""

@@ -31,9 +31,7 @@ from sessions.store.interface import Partition
 from sessions.write_set import WriteSet, message_rows
 
 # mypyc keeps no types of a NamedTuple's fields, so msgspec decodes plain tuples.
-_SessionRow = Tuple[
-    int, str, int, int, Optional[float], Optional[bytes], Optional[float], Optional[str], Optional[str], Optional[str]
-]
+_SessionRow = Tuple[int, str, int, int, Optional[float], Optional[bytes], Optional[float], Optional[str], Optional[str], Optional[str]]
 _SubscriptionRow = Tuple[int, str, int, int, int]
 _ProducerRow = Tuple[str, str, str, int, bytes, int]
 _ReaderRow = Tuple[int, int, int, str, str, str, str, int, int]

@@ -90,7 +90,12 @@ def test_records_of_a_large_batch_are_equal(tmp_path: Path) -> None:
     assert first == 123 and len(found) > 10
     for one, other in zip(found, records[123:]):
         assert (one.topic, one.payload, one.qos, one.retain, one.publisher, one.timestamp) == (
-            other.topic, other.payload, other.qos, other.retain, other.publisher, other.timestamp
+            other.topic,
+            other.payload,
+            other.qos,
+            other.retain,
+            other.publisher,
+            other.timestamp,
         )
     logs.close()
 

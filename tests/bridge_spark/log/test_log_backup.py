@@ -63,9 +63,7 @@ def drop(directory: Path, upto: int) -> None:
 
 @pytest.mark.parametrize("when", [0, 1, 2])
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_retention_during_a_copy(
-    directory: Path, target: Path, when: int, count: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retention_during_a_copy(directory: Path, target: Path, when: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     firsts = segment_offsets(directory)
     calls: list[Path] = []
 

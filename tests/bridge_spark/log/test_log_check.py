@@ -59,9 +59,7 @@ def test_a_missing_segment(directory: Path) -> None:
     firsts = segment_offsets(directory)
     (directory / segment_file_name(firsts[1])).unlink()
     (problem,) = check_partition(directory, END, False).problems
-    assert problem == (
-        f"{segment_file_name(firsts[2])}: offsets {firsts[1]} to {firsts[2] - 1} are missing before it"
-    )
+    assert problem == (f"{segment_file_name(firsts[2])}: offsets {firsts[1]} to {firsts[2] - 1} are missing before it")
 
 
 def test_missing_offsets_at_the_end(directory: Path) -> None:

@@ -18,7 +18,11 @@ pytestmark = pytest.mark.one_build
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 MEANING: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq, ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+    "=": operator.eq,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
     "in": lambda value, among: value in among,
     "prefix": lambda value, prefix: value.startswith(prefix),
     "not null": lambda value, nothing: True,
@@ -54,9 +58,7 @@ def predicate_of(predicates: list[tuple[str, str, Any]]) -> Predicate:
 
 
 @given(st.lists(PREDICATE, max_size=4), st.lists(ROW, min_size=1, max_size=6))
-def test_bounds_agree_with_the_predicates(
-    predicates: list[tuple[str, str, Any]], rows: list[dict[str, Any]]
-) -> None:
+def test_bounds_agree_with_the_predicates(predicates: list[tuple[str, str, Any]], rows: list[dict[str, Any]]) -> None:
     predicate = pickle.loads(pickle.dumps(predicate_of(predicates)))
     meant = [row for row in rows if all(MEANING[sign](row[column], value) for column, sign, value in predicates)]
     assert meant == [row for row in rows if all(getattr(predicate, name).contains(row[name]) for name in row)]
@@ -70,9 +72,18 @@ def test_bounds_agree_with_the_predicates(
 
 
 REFUSED = [
-    ("payload", "=", b"x"), ("qos", "=", 1), ("topic", "=", 1), ("topic", "=", None), ("offset", "=", "1"),
-    ("offset", "=", True), ("offset", "<", 1.5), ("timestamp", ">", 5), ("timestamp", ">", datetime(2026, 1, 1)),
-    ("offset", "prefix", 1), ("topic", "suffix", "x"), ("topic", "in", ("a", 1)),
+    ("payload", "=", b"x"),
+    ("qos", "=", 1),
+    ("topic", "=", 1),
+    ("topic", "=", None),
+    ("offset", "=", "1"),
+    ("offset", "=", True),
+    ("offset", "<", 1.5),
+    ("timestamp", ">", 5),
+    ("timestamp", ">", datetime(2026, 1, 1)),
+    ("offset", "prefix", 1),
+    ("topic", "suffix", "x"),
+    ("topic", "in", ("a", 1)),
 ]
 
 

@@ -209,9 +209,7 @@ def test_records_too_large_for_one_batch_become_several(monkeypatch: pytest.Monk
     batches = encode_batches(messages, 7)
     data = b"".join(batches)
     found = list(iter_batches(data))
-    assert [stored_fields(m) for b in found for m in decode_messages(data, b)] == [
-        stored_fields(m) for m in messages
-    ]
+    assert [stored_fields(m) for b in found for m in decode_messages(data, b)] == [stored_fields(m) for m in messages]
     assert found[0].first_offset == 7 and len(found) == len(batches) > 3
     assert all(batch.body_length < 2000 or batch.count == 1 for batch in found)
 

@@ -33,9 +33,7 @@ def test_a_time_in_a_sparse_segment_of_100_gb_takes_few_reads(tmp_path: Path) ->
             file.write(encode_batch([Message("t", b"x", 1, False, b"", "c", (offset + 1) * SECOND, 0)], offset))
         file.truncate(BATCHES * SPACING)
     # The time of an entry is that of the record before it, except in the first one.
-    path.with_suffix(".idx").write_bytes(
-        b"".join(INDEX_ENTRY.pack(n, n * SPACING, max(n, 1) * SECOND) for n in range(BATCHES))
-    )
+    path.with_suffix(".idx").write_bytes(b"".join(INDEX_ENTRY.pack(n, n * SPACING, max(n, 1) * SECOND) for n in range(BATCHES)))
     last = BATCHES * SECOND
     segment = Segment(0, BATCHES, BATCHES * SPACING, SECOND, last, (BATCHES - 1) * SPACING, BATCHES)
     for offset in wanted:

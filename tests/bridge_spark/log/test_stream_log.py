@@ -157,9 +157,7 @@ def test_a_full_disk_fails_only_one_batch(tmp_path: Path, monkeypatch: pytest.Mo
     assert [record.payload for record in on_disk(tmp_path)] == numbers(0, 2)
 
 
-def test_an_index_that_cannot_be_written_is_not_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_index_that_cannot_be_written_is_not_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     logs = open_logs(tmp_path, {})
     end = logs.append({KEY: [message(0, payload=bytes(70_000))]})[KEY][0]
     (tmp_path / "streams/s/0" / ("0" * 20 + ".idx")).mkdir()
@@ -294,7 +292,7 @@ def test_recovery_restores_the_committed_records(data: st.DataObject) -> None:
         logs.close()
 
 
-APPENDER = '''
+APPENDER = """
 import os, sys
 from pathlib import Path
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
@@ -313,7 +311,7 @@ while True:
     os.write(recorder, end.to_bytes(8, "little"))
     logs.committed()
     os.write(1, b".")
-'''
+"""
 
 
 @pytest.mark.parametrize("size", [1, 4000])
@@ -405,17 +403,11 @@ def test_an_idle_stream_expires_and_keeps_its_end_offset(tmp_path: Path) -> None
 
 def test_retention_by_size_counts_all_partitions_and_removes_the_oldest(tmp_path: Path) -> None:
     clock = Clock()
-    logs = open_logs(
-        tmp_path, {}, partitions=2, segment_bytes=1, retention_bytes=4000, clock=clock
-    )
+    logs = open_logs(tmp_path, {}, partitions=2, segment_bytes=1, retention_bytes=4000, clock=clock)
     for index in range(12):
         commit(logs, [message(index, clock.now, bytes(1000))], ("s", index % 2 if index < 6 else 0))
         clock.now += 2
-    total = sum(
-        part["bytes"]
-        for entry in logs.manifest("s")["partitions"]
-        for part in entry["segments"]
-    )
+    total = sum(part["bytes"] for entry in logs.manifest("s")["partitions"] for part in entry["segments"])
     assert total <= 4000
     assert files(logs, 0) == [7, 8] and files(logs, 1) == [2]
 

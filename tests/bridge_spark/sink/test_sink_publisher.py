@@ -123,15 +123,20 @@ def test_a_broker_that_stays_away_is_one_line() -> None:
     with pytest.raises(SinkError) as caught:
         publish(port, encode([row(0)]), **{"delivery.timeoutMs": "300ms"})
     assert str(caught.value) == (
-        f"mqtt sink: mqtt://127.0.0.1:{port} accepted no message for 0.3 s (option 'delivery.timeoutMs'), "
-        "the last time: Connection refused")
+        f"mqtt sink: mqtt://127.0.0.1:{port} accepted no message for 0.3 s (option 'delivery.timeoutMs'), the last time: Connection refused"
+    )
 
 
 def test_login_and_tls(tmp_path: Path, start_broker: StartBroker) -> None:
     files = CertificateFiles(tmp_path)
     (tmp_path / "passwords").touch()
-    config = {**files.config(), "streams": STREAM, "allow_anonymous": False,
-              "password_file": str(tmp_path / "passwords"), "durability": "commit"}
+    config = {
+        **files.config(),
+        "streams": STREAM,
+        "allow_anonymous": False,
+        "password_file": str(tmp_path / "passwords"),
+        "durability": "commit",
+    }
     from mqttbroker.auth.passwords import hash_password
 
     (tmp_path / "passwords").write_text(f"spark:{hash_password('s3cret')}\n")
@@ -139,8 +144,14 @@ def test_login_and_tls(tmp_path: Path, start_broker: StartBroker) -> None:
     port = int(broker.wait_for_log(r"event=listening .*\btype=tls\b.*\bport=(\d+)")[1])
     certificate = files.authority.issue_cert("sink@example.org", common_name="sink")
     (tmp_path / "sink.pem").write_bytes(certificate.private_key_and_cert_chain_pem.bytes())
-    tls = {"url": f"mqtts://localhost:{port}", "user": "spark", "password": "s3cret", "caFile": str(files.cafile),
-           "certFile": str(tmp_path / "sink.pem"), "delivery.timeoutMs": "500ms"}
+    tls = {
+        "url": f"mqtts://localhost:{port}",
+        "user": "spark",
+        "password": "s3cret",
+        "caFile": str(files.cafile),
+        "certFile": str(tmp_path / "sink.pem"),
+        "delivery.timeoutMs": "500ms",
+    }
     packets = encode([row(number) for number in range(ROWS)])
     publish(port, packets, **tls)
     assert stored(broker) == Counter(range(ROWS))
@@ -156,12 +167,10 @@ def test_login_and_tls(tmp_path: Path, start_broker: StartBroker) -> None:
     assert "its certificate is not to be trusted: " in line(caFile=str(other.cafile))
     assert line(url=f"mqtts://localhost:{broker.port}").endswith(": does it speak TLS there?")
     assert line(caFile="/none").endswith("option 'caFile': /none does not exist")
-    assert line(caFile=str(tmp_path / "passwords")).endswith(
-        f"option 'caFile': {tmp_path}/passwords has no certificates in PEM")
+    assert line(caFile=str(tmp_path / "passwords")).endswith(f"option 'caFile': {tmp_path}/passwords has no certificates in PEM")
     assert line(certFile=str(files.cafile)).startswith("mqtt sink: option 'certFile': ")
     with pytest.raises(SinkError, match="does not answer in MQTT|closed|accepted no message"):
-        publish(port, packets[:1], url=f"mqtt://localhost:{port}", user="spark", password="s3cret",
-                **{"delivery.timeoutMs": "1s"})
+        publish(port, packets[:1], url=f"mqtt://localhost:{port}", user="spark", password="s3cret", **{"delivery.timeoutMs": "1s"})
 
 
 def test_a_refused_message_is_one_line_with_its_row(tmp_path: Path, start_broker: StartBroker) -> None:
@@ -169,8 +178,7 @@ def test_a_refused_message_is_one_line_with_its_row(tmp_path: Path, start_broker
     broker = start_broker(config={"streams": STREAM, "acl_file": str(tmp_path / "acl")})
     with pytest.raises(SinkError) as caught:
         publish(broker.port, encode([row(number) for number in range(10)]))
-    assert str(caught.value) == (
-        f"mqtt sink: mqtt://127.0.0.1:{broker.port} refused a message: 0x87 Not authorized (partition 0, row 2)")
+    assert str(caught.value) == (f"mqtt sink: mqtt://127.0.0.1:{broker.port} refused a message: 0x87 Not authorized (partition 0, row 2)")
 
 
 def test_a_retained_tombstone_clears_the_retained_message(streaming: BrokerProcess) -> None:
@@ -248,8 +256,7 @@ def test_a_broker_that_never_has_room_is_one_line() -> None:
 
     with ScriptedBroker(answer) as broker, pytest.raises(SinkError) as caught:
         publish(broker.port, encode([row(number) for number in range(3)]), **{"delivery.timeoutMs": "500ms"})
-    assert str(caught.value).endswith(
-        "the last time: it refused a message: 0x97 Quota exceeded (partition 0, row 2)")
+    assert str(caught.value).endswith("the last time: it refused a message: 0x97 Quota exceeded (partition 0, row 2)")
 
 
 @pytest.mark.parametrize("end", ["close", "shutting down", "silence"])
@@ -301,7 +308,8 @@ def test_a_disconnect_because_of_a_packet_is_one_line() -> None:
         publish(broker.port, encode([row(0)]))
     assert str(caught.value) == (
         f"mqtt sink: mqtt://127.0.0.1:{broker.port} disconnected: 0x99 Payload format invalid "
-        "(partition 0, row 0, or one of the 1 in flight)")
+        "(partition 0, row 0, or one of the 1 in flight)"
+    )
 
 
 def test_a_refused_pubrec_and_reason_strings() -> None:

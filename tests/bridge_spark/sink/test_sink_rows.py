@@ -21,8 +21,7 @@ def options(**given: str) -> SinkOptions:
 
 
 def batch(**columns: Any) -> pa.RecordBatch:
-    return pa.record_batch({name: value if isinstance(value, pa.Array) else pa.array(value)
-                            for name, value in columns.items()})
+    return pa.record_batch({name: value if isinstance(value, pa.Array) else pa.array(value) for name, value in columns.items()})
 
 
 def packets(found: pa.RecordBatch, chosen: SinkOptions, producer: str | None = None) -> list[Publish]:
@@ -42,9 +41,7 @@ def packets(found: pa.RecordBatch, chosen: SinkOptions, producer: str | None = N
 def test_topic_and_payload(kind: pa.DataType, version: str) -> None:
     payloads = pa.array(["ä", None, "", "x" * 20_000], pa.string()).cast(kind)
     found = packets(batch(topic=["a/ü", "b", "a/ü", "c"], payload=payloads), options(protocolVersion=version))
-    assert [(one.topic, one.payload) for one in found] == [
-        ("a/ü", "ä".encode()), ("b", b""), ("a/ü", b""), ("c", b"x" * 20_000)
-    ]
+    assert [(one.topic, one.payload) for one in found] == [("a/ü", "ä".encode()), ("b", b""), ("a/ü", b""), ("c", b"x" * 20_000)]
     assert {(one.qos, one.retain, one.dup, one.packet_id) for one in found} == {(1, False, False, 7)}
 
 
@@ -54,10 +51,12 @@ def test_a_slice_of_a_batch() -> None:
 
 
 def test_qos_and_retain_fall_back_to_the_options() -> None:
-    found = batch(topic=["a"] * 4, payload=["x"] * 4, qos=pa.array([0, 1, 2, None], pa.int8()),
-                  retain=[True, False, None, None])
+    found = batch(topic=["a"] * 4, payload=["x"] * 4, qos=pa.array([0, 1, 2, None], pa.int8()), retain=[True, False, None, None])
     assert [(one.qos, one.retain) for one in packets(found, options(qos="2", retain="true"))] == [
-        (0, True), (1, False), (2, True), (2, True)
+        (0, True),
+        (1, False),
+        (2, True),
+        (2, True),
     ]
 
 
@@ -68,16 +67,27 @@ def test_the_option_topic_overrides_the_column() -> None:
 def test_properties() -> None:
     pairs = pa.array([[{"key": "a", "value": "1"}, {"key": "a", "value": "2"}], None])
     found = packets(
-        batch(topic=["a", "b"], payload=["x", "y"], user_properties=pairs, content_type=["text/plain", None],
-              response_topic=["answers", None], correlation_data=pa.array([b"\x00\x01", None]),
-              message_expiry=pa.array([60, None])),
-        options(), "q/0/3",
+        batch(
+            topic=["a", "b"],
+            payload=["x", "y"],
+            user_properties=pairs,
+            content_type=["text/plain", None],
+            response_topic=["answers", None],
+            correlation_data=pa.array([b"\x00\x01", None]),
+            message_expiry=pa.array([60, None]),
+        ),
+        options(),
+        "q/0/3",
     )
     first, second = (one.properties for one in found)
     assert first is not None and second is not None
     assert first.user_properties == [("producer-id", "q/0/3"), ("seq", "0"), ("a", "1"), ("a", "2")]
     assert (first.content_type, first.response_topic, first.correlation_data, first.message_expiry_interval) == (
-        "text/plain", "answers", b"\x00\x01", 60)
+        "text/plain",
+        "answers",
+        b"\x00\x01",
+        60,
+    )
     assert second.user_properties == [("producer-id", "q/0/3"), ("seq", "1")]
     assert second.content_type is None and second.message_expiry_interval == -1
 
@@ -143,9 +153,14 @@ def test_a_schema_that_cannot_be_written_is_one_line(ddl: str, given: dict[str, 
 
 
 def test_a_schema_with_all_columns_and_one_without_topic() -> None:
-    check_schema(schema_of("topic string, payload binary, qos tinyint, retain boolean, user_properties "
-                           "array<struct<key:string,value:string>>, content_type string, response_topic string, "
-                           "correlation_data binary, message_expiry int"), options())
+    check_schema(
+        schema_of(
+            "topic string, payload binary, qos tinyint, retain boolean, user_properties "
+            "array<struct<key:string,value:string>>, content_type string, response_topic string, "
+            "correlation_data binary, message_expiry int"
+        ),
+        options(),
+    )
     check_schema(schema_of("payload string"), options(topic="t"))
 
 
@@ -160,5 +175,6 @@ def schema_of(ddl: str) -> StructType:
                                          for name in ("key", "value")]}},
     }  # fmt: skip
     columns = [column.split() for column in ddl.split(", ")]
-    return StructType.fromJson({"type": "struct", "fields": [
-        {"name": name, "type": names[kind], "nullable": True, "metadata": {}} for name, kind in columns]})
+    return StructType.fromJson(
+        {"type": "struct", "fields": [{"name": name, "type": names[kind], "nullable": True, "metadata": {}} for name, kind in columns]}
+    )

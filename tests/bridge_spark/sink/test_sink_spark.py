@@ -46,8 +46,8 @@ def stored(broker: BrokerProcess) -> Counter[int]:
 
 def test_a_batch_is_written_once_by_each_producer_id(spark: SparkSession, broker: BrokerProcess) -> None:
     rows = spark.range(ROWS, numPartitions=3).selectExpr(
-        "concat('s/', id % 10) AS topic", "string(id) AS payload", "map('unit', 'C') AS user_properties",
-        "tinyint(1 + id % 2) AS qos")
+        "concat('s/', id % 10) AS topic", "string(id) AS payload", "map('unit', 'C') AS user_properties", "tinyint(1 + id % 2) AS qos"
+    )
     with RawClient(broker.port) as watcher:
         watcher.connect("watcher")
         watcher.subscribe("s/0", options=0)
@@ -90,9 +90,7 @@ def test_a_repeated_micro_batch_adds_nothing(spark: SparkSession, broker: Broker
     assert metrics["mqttbroker_stream_gaps_total"] == metrics["mqttbroker_stream_numbers_invalid_total"] == 0
 
 
-def test_each_batch_of_foreach_batch_is_a_producer_of_its_own(
-    spark: SparkSession, broker: BrokerProcess, tmp_path: Path
-) -> None:
+def test_each_batch_of_foreach_batch_is_a_producer_of_its_own(spark: SparkSession, broker: BrokerProcess, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(0, payload=b"%d" % number) for number in range(100)])
 
@@ -101,10 +99,14 @@ def test_each_batch_of_foreach_batch_is_a_producer_of_its_own(
             rows = batch.selectExpr("'s/1' AS topic", "payload")
             rows.write.format("mqtt").options(**sink(broker, producerId="copy")).mode("append").save()
 
-    messages = spark.readStream.format("mqtt").options(stream="sensors", startingOffsets="earliest",
-                                                       maxOffsetsPerTrigger="50").load(str(tmp_path / "data"))
-    messages.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path / "checkpoint")) \
-        .trigger(availableNow=True).start().awaitTermination()
+    messages = (
+        spark.readStream.format("mqtt")
+        .options(stream="sensors", startingOffsets="earliest", maxOffsetsPerTrigger="50")
+        .load(str(tmp_path / "data"))
+    )
+    messages.writeStream.foreachBatch(publish).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
+        availableNow=True
+    ).start().awaitTermination()
     assert stored(broker) == Counter(range(100))
     assert samples(broker.get("/metrics"))["mqttbroker_stream_producers"] == 2
 
@@ -160,9 +162,7 @@ def test_an_error_is_one_line_at_the_top(spark: SparkSession, broker: BrokerProc
             assert expected in text.splitlines()[0] or expected in text.split("PythonException: ")[-1].splitlines()[1]
 
 
-def write(
-    spark: SparkSession, root: Path, streaming: bool, number: int, columns: tuple[str, ...], options: dict[str, str]
-) -> None:
+def write(spark: SparkSession, root: Path, streaming: bool, number: int, columns: tuple[str, ...], options: dict[str, str]) -> None:
     """Write four rows with an ``id``."""
     if not streaming:
         spark.range(4, numPartitions=1).selectExpr(*columns).write.format("mqtt").options(**options).mode("append").save()
@@ -170,12 +170,10 @@ def write(
     source: Any = spark.readStream.format("mqtt").options(stream="sensors", startingOffsets="earliest")
     rows = source.load(str(root / "data")).selectExpr("offset AS id").selectExpr(*columns)
     query = rows.writeStream.format("mqtt").options(**options)
-    query.option("checkpointLocation", str(root / f"checkpoint-{number}")).trigger(availableNow=True).start() \
-        .awaitTermination()
+    query.option("checkpointLocation", str(root / f"checkpoint-{number}")).trigger(availableNow=True).start().awaitTermination()
 
 
 def test_overwrite_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
     with pytest.raises(Exception) as caught:
         spark.range(1).selectExpr(*GOOD).write.format("mqtt").options(**sink(broker)).mode("overwrite").save()
-    assert one_line(caught.value) == (
-        "mqtt sink: mode 'overwrite': published messages cannot be replaced: use mode('append')")
+    assert one_line(caught.value) == ("mqtt sink: mode 'overwrite': published messages cannot be replaced: use mode('append')")

@@ -61,8 +61,11 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
     content = bytearray(segment.read_bytes())
     content[len(content) // 2] ^= 1
     segment.write_bytes(content)
-    with BrokerProcess(config=BROKER) as broker, socket.socket() as closed, \
-            http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as other:
+    with (
+        BrokerProcess(config=BROKER) as broker,
+        socket.socket() as closed,
+        http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Answer) as other,
+    ):
         closed.bind(("127.0.0.1", 0))
         threading.Thread(target=other.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{other.server_address[1]}"
@@ -82,26 +85,38 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
 LOADS = [
     ("directory", {"ofset": "1"}, r"option 'ofset': unknown; the options are path, url, stream, .*"),
     ("directory", {"stream": "meters"}, r"option 'stream': no stream 'meters' below '.*/sound' \(there are: sensors\)"),
-    ("directory", {"startingOffsets": "{0: 1}"},
-     r"option 'startingOffsets': '\{0: 1\}' is neither earliest, latest nor JSON like \{\"0\": 123\}"),
+    (
+        "directory",
+        {"startingOffsets": "{0: 1}"},
+        r"option 'startingOffsets': '\{0: 1\}' is neither earliest, latest nor JSON like \{\"0\": 123\}",
+    ),
     ("directory", {"startingOffsets": '{"7": 1}'}, r"option 'startingOffsets': there is no partition 7, only 0 to 0"),
     ("directory", {"url": "http://127.0.0.1"}, r"option 'url': cannot be given together with 'path'"),
     ("directory", {"path": "/no/such/directory"}, r"option 'path': '/no/such/directory' is not a directory"),
-    ("broker", {"stream": "meters"},
-     r"option 'stream': http://127.0.0.1:\d+ has no stream 'meters' \(there are: sensors\)"),
+    ("broker", {"stream": "meters"}, r"option 'stream': http://127.0.0.1:\d+ has no stream 'meters' \(there are: sensors\)"),
     ("broker", {"token": "guessed"}, r"option 'token': http://127.0.0.1:\d+ refused it \(401\)"),
     ("no token", {}, r"http://127.0.0.1:\d+ wants a 'token' \(401\)"),
-    ("closed port", {}, r"http://127.0.0.1:\d+/streams/sensors cannot be read after one try: Connection refused: "
-                   r"is this the broker's HTTP address, and is it running\?"),
+    (
+        "closed port",
+        {},
+        r"http://127.0.0.1:\d+/streams/sensors cannot be read after one try: Connection refused: "
+        r"is this the broker's HTTP address, and is it running\?",
+    ),
     ("page", {}, r"http://127.0.0.1:\d+/streams/sensors did not answer with JSON: is this the broker's HTTP address\?"),
-    ("newer", {}, r"http://\S+/streams/sensors: the broker, version 9.1, keeps streams in format 9, this source knows "
-                  r"format \d+: install the broker's version of mqttbroker for Spark too"),
+    (
+        "newer",
+        {},
+        r"http://\S+/streams/sensors: the broker, version 9.1, keeps streams in format 9, this source knows "
+        r"format \d+: install the broker's version of mqttbroker for Spark too",
+    ),
 ]
 READS = [
-    ("short", {"startingOffsets": '{"0": 4}'},
-     r"partition 0: retention has removed the offsets 4 to 9 \(set failOnDataLoss=false to go on without them\)"),
-    ("damaged", {"startingOffsets": "earliest"},
-     r"\S*/damaged/streams/sensors/0/0{20}\.seg is corrupt at offset 10: wrong checksum"),
+    (
+        "short",
+        {"startingOffsets": '{"0": 4}'},
+        r"partition 0: retention has removed the offsets 4 to 9 \(set failOnDataLoss=false to go on without them\)",
+    ),
+    ("damaged", {"startingOffsets": "earliest"}, r"\S*/damaged/streams/sensors/0/0{20}\.seg is corrupt at offset 10: wrong checksum"),
 ]
 
 
@@ -127,44 +142,54 @@ def test_load_refuses(number: int, places: dict[str, dict[str, str]], spark: Spa
 @pytest.mark.parametrize("streaming", [False, True], ids=["batch", "stream"])
 @pytest.mark.parametrize(("place", "options", "line"), READS, ids=["expired", "corrupt"])
 def test_a_failed_read_is_one_line(
-    place: str, options: dict[str, str], line: str, streaming: bool, places: dict[str, dict[str, str]],
-    spark: SparkSession, tmp_path: Path,
+    place: str,
+    options: dict[str, str],
+    line: str,
+    streaming: bool,
+    places: dict[str, dict[str, str]],
+    spark: SparkSession,
+    tmp_path: Path,
 ) -> None:
     options = {"stream": "sensors", **places[place], **options}
     with pytest.raises(Exception) as caught:
         if streaming:
-            spark.readStream.format("mqtt").options(**options).load().writeStream.format("noop") \
-                .option("checkpointLocation", str(tmp_path)).trigger(availableNow=True).start().awaitTermination()
+            spark.readStream.format("mqtt").options(**options).load().writeStream.format("noop").option(
+                "checkpointLocation", str(tmp_path)
+            ).trigger(availableNow=True).start().awaitTermination()
         else:
             spark.read.format("mqtt").options(**options).load().collect()
     assert re.fullmatch("mqtt source: " + line, said(caught.value))
 
 
-@pytest.mark.parametrize(("options", "schema", "line"), [
-    ({"endingOffsets": "latest"}, "topic string", "option 'endingOffsets': is for batch reads: a stream has no end"),
-    ({}, "topic string, value long", "column 'value' needs the option 'payloadFormat'"),
-], ids=["end", "schema"])
+@pytest.mark.parametrize(
+    ("options", "schema", "line"),
+    [
+        ({"endingOffsets": "latest"}, "topic string", "option 'endingOffsets': is for batch reads: a stream has no end"),
+        ({}, "topic string, value long", "column 'value' needs the option 'payloadFormat'"),
+    ],
+    ids=["end", "schema"],
+)
 def test_options_and_schemas_that_a_stream_refuses(
-    options: dict[str, str], schema: str, line: str, places: dict[str, dict[str, str]], spark: SparkSession,
+    options: dict[str, str],
+    schema: str,
+    line: str,
+    places: dict[str, dict[str, str]],
+    spark: SparkSession,
     tmp_path: Path,
 ) -> None:
     """Spark creates the stream reader in the query's own thread; the error of the source is the only one."""
     options = {"stream": "sensors", **places["directory"], **options}
     with pytest.raises(Exception) as caught:
-        spark.readStream.format("mqtt").options(**options).schema(schema).load().writeStream.format("noop") \
-            .option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+        spark.readStream.format("mqtt").options(**options).schema(schema).load().writeStream.format("noop").option(
+            "checkpointLocation", str(tmp_path)
+        ).start().awaitTermination()
     assert said(caught.value) == f"mqtt source: {line}"
     assert "UnboundLocalError" not in str(caught.value)
 
 
-def test_the_ingest_job_prints_the_line_alone(
-    places: dict[str, dict[str, str]], spark: SparkSession, tmp_path: Path
-) -> None:
+def test_the_ingest_job_prints_the_line_alone(places: dict[str, dict[str, str]], spark: SparkSession, tmp_path: Path) -> None:
     table = {"stream": "sensors", "schema": "n long", "output": str(tmp_path / "out")}
     config = parse_config({"source": places["broker"] | {"token": "guessed"}, "tables": {"t": table}})
     with pytest.raises(IngestError) as caught:
         run(config, once=True, session=spark)
-    assert (
-        str(caught.value)
-        == f"ingest: tables.t: mqtt source: option 'token': {places['broker']['url']} refused it (401)"
-    )
+    assert str(caught.value) == f"ingest: tables.t: mqtt source: option 'token': {places['broker']['url']} refused it (401)"

@@ -47,9 +47,7 @@ def test_spark_reads_a_stream_that_is_being_compacted(tmp_path: Path, spark: Spa
                 published += 1
 
         publish(100)
-        source = spark.readStream.format("mqtt").options(
-            url=broker.url, stream="s", startingOffsets="earliest", maxOffsetsPerTrigger="100"
-        )
+        source = spark.readStream.format("mqtt").options(url=broker.url, stream="s", startingOffsets="earliest", maxOffsetsPerTrigger="100")
         query = source.load().writeStream.format("memory").queryName("compacted").option(
             "checkpointLocation", str(tmp_path / "checkpoint")
         ).start()  # fmt: skip

@@ -54,9 +54,7 @@ def test_consumer_names() -> None:
             check_name(name, 128)
 
 
-def test_a_failing_report_is_logged_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_report_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = [100.0]
     monkeypatch.setattr(consumers.time, "monotonic", lambda: now[0])
     sent: list[bytes] = []

@@ -48,14 +48,16 @@ def damaged_stream(data: Path, wrong: dict[int, str]) -> Path:
     return path
 
 
-DAMAGE = st.dictionaries(
-    st.integers(0, BATCHES - 1), st.sampled_from(["body", "header", "length", "zeros"]), max_size=3
-)
+DAMAGE = st.dictionaries(st.integers(0, BATCHES - 1), st.sampled_from(["body", "header", "length", "zeros"]), max_size=3)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(wrong=DAMAGE, cuts=st.tuples(st.integers(0, BATCHES * ROWS), st.integers(0, BATCHES * ROWS)),
-       chunk=st.sampled_from([100, 1000, 1 << 20]), index=st.booleans())
+@given(
+    wrong=DAMAGE,
+    cuts=st.tuples(st.integers(0, BATCHES * ROWS), st.integers(0, BATCHES * ROWS)),
+    chunk=st.sampled_from([100, 1000, 1 << 20]),
+    index=st.booleans(),
+)
 def test_all_rows_except_those_of_damaged_batches(
     wrong: dict[int, str],
     cuts: tuple[int, int],
@@ -84,10 +86,8 @@ def test_skipped_offsets_are_printed(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().err == ""
     rows(tmp_path, **SKIP)
     assert capfd.readouterr().err.splitlines() == [
-        f"mqtt source: {path} is corrupt at offset 10: wrong checksum; skipped the offsets 10 to 29 "
-        f"(skipCorruptBatches=true)",
-        f"mqtt source: {path} is corrupt at offset 50: wrong checksum; skipped the offsets 50 to 59 "
-        f"(skipCorruptBatches=true)",
+        f"mqtt source: {path} is corrupt at offset 10: wrong checksum; skipped the offsets 10 to 29 (skipCorruptBatches=true)",
+        f"mqtt source: {path} is corrupt at offset 50: wrong checksum; skipped the offsets 50 to 59 (skipCorruptBatches=true)",
     ]
 
 
@@ -110,9 +110,7 @@ def sealed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.parametrize("start", [0, 25])
-def test_a_damaged_row_group_of_a_sealed_segment(
-    start: int, sealed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_row_group_of_a_sealed_segment(start: int, sealed: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (group,) = [group for group in load_footer(sealed).groups if group.first_offset == 2 * ROWS]
     content = bytearray(sealed.read_bytes())
     content[group.position : group.position + 100] = bytes(100)

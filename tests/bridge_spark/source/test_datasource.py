@@ -41,24 +41,47 @@ pytestmark = pytest.mark.one_build
 __all__ = ["spark"]
 
 PROPERTIES = (
-    b"\x01\x01" b"\x03\x00\x10application/json" b"\x08\x00\x05reply" b"\x09\x00\x03\x00\xff\x01"
-    b"\x26\x00\x01a\x00\x011" b"\x26\x00\x02\xc3\xa9\x00\x00" b"\x26\x00\x01a\x00\x012"
+    b"\x01\x01"
+    b"\x03\x00\x10application/json"
+    b"\x08\x00\x05reply"
+    b"\x09\x00\x03\x00\xff\x01"
+    b"\x26\x00\x01a\x00\x011"
+    b"\x26\x00\x02\xc3\xa9\x00\x00"
+    b"\x26\x00\x01a\x00\x012"
 )
 COLUMNS = [
-    "topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "content_type",
-    "response_topic", "correlation_data", "user_properties", "stream",
+    "topic",
+    "payload",
+    "qos",
+    "retain",
+    "partition",
+    "offset",
+    "timestamp",
+    "client_id",
+    "content_type",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "stream",
 ]
 
 
 def expected(record: Message, partition: int, offset: int) -> dict[str, Any]:
     properties = decode_properties(record.properties)
     return {
-        "topic": record.topic, "payload": record.payload, "qos": record.qos, "retain": record.retain,
-        "partition": partition, "offset": offset,
+        "topic": record.topic,
+        "payload": record.payload,
+        "qos": record.qos,
+        "retain": record.retain,
+        "partition": partition,
+        "offset": offset,
         "timestamp": datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=record.timestamp),
-        "client_id": record.publisher, "content_type": properties.content_type,
-        "response_topic": properties.response_topic, "correlation_data": properties.correlation_data,
-        "user_properties": list(dict(properties.user_properties).items()), "stream": "sensors",
+        "client_id": record.publisher,
+        "content_type": properties.content_type,
+        "response_topic": properties.response_topic,
+        "correlation_data": properties.correlation_data,
+        "user_properties": list(dict(properties.user_properties).items()),
+        "stream": "sensors",
     }
 
 
@@ -89,8 +112,7 @@ def test_the_arrow_schema_equals_sparks(tmp_path: Path) -> None:
 def test_user_property_list_keeps_duplicates_and_order(tmp_path: Path) -> None:
     StreamWriter(tmp_path).append(0, [message(0, properties=PROPERTIES), message(1)])
     first, second = rows(tmp_path, includeUserProperties="true")
-    assert [(pair["key"], pair["value"]) for pair in first["user_property_list"]] == [
-        ("a", "1"), ("\u00e9", ""), ("a", "2")]
+    assert [(pair["key"], pair["value"]) for pair in first["user_property_list"]] == [("a", "1"), ("\u00e9", ""), ("a", "2")]
     assert dict(first["user_properties"]) == {"a": "2", "\u00e9": ""}
     assert second["user_property_list"] == [] and second["user_properties"] == []
 
@@ -131,8 +153,9 @@ def test_a_worker_exempts_its_modules_from_garbage_collection_once_after_its_fir
 ) -> None:
     StreamWriter(tmp_path).append(0, [message(0)])
     calls: list[str] = []
-    monkeypatch.setattr(spark_workarounds, "gc", SimpleNamespace(
-        collect=lambda: calls.append("collect"), freeze=lambda: calls.append("freeze")))
+    monkeypatch.setattr(
+        spark_workarounds, "gc", SimpleNamespace(collect=lambda: calls.append("collect"), freeze=lambda: calls.append("freeze"))
+    )
     monkeypatch.setattr(spark_workarounds, "_frozen", False)
     assert rows(tmp_path) and not calls
     monkeypatch.setattr(sys.modules["__main__"], "__spec__", SimpleNamespace(name="pyspark.daemon"))
@@ -149,8 +172,12 @@ def test_a_worker_acknowledges_its_task_without_delay(tmp_path: Path, monkeypatc
     StreamWriter(tmp_path).append(0, [message(0)])
     found = source(tmp_path)
     sink, column = {"url": "mqtt://127.0.0.1:1", "topic": "t"}, StructType([StructField("payload", BinaryType())])
-    tasks = [found.reader(found.schema()), found.streamReader(found.schema()),
-             MqttDataSource(sink).writer(column, False), MqttDataSource(sink).streamWriter(column, False)]
+    tasks = [
+        found.reader(found.schema()),
+        found.streamReader(found.schema()),
+        MqttDataSource(sink).writer(column, False),
+        MqttDataSource(sink).streamWriter(column, False),
+    ]
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as worker:
         for task in map(pickle.dumps, tasks):
             worker.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 0)
@@ -196,13 +223,15 @@ def test_any_range_equals_a_slice_of_all_rows(
     low, high = sorted(cuts)
     ranges = [(round(low * len(stored[p])), round(high * len(stored[p]))) for p in (0, 1)]
     found = rows(
-        data, filter=topic_filter,
+        data,
+        filter=topic_filter,
         startingOffsets='{"0": %d, "1": %d}' % (ranges[0][0], ranges[1][0]),
         endingOffsets='{"0": %d, "1": %d}' % (ranges[0][1], ranges[1][1]),
     )
     assert found == [
         expected(stored[partition][offset], partition, offset)
-        for partition in (0, 1) for offset in range(*ranges[partition])
+        for partition in (0, 1)
+        for offset in range(*ranges[partition])
         if matches(topic_filter, stored[partition][offset].topic)
     ]
 
@@ -252,8 +281,7 @@ def test_a_stale_or_missing_index_gives_the_same_rows(tmp_path: Path) -> None:
     index = tmp_path / "streams/sensors/0/00000000000000000000.idx"
     entries = decode_index(index.read_bytes())
     assert whole == [(0, offset) for offset in range(777, 2000)] and len(entries) > 10
-    wrong = [INDEX_ENTRY.pack(e.first_offset, e.position + (8 if e.position else 0), e.timestamp)
-             for e in entries]
+    wrong = [INDEX_ENTRY.pack(e.first_offset, e.position + (8 if e.position else 0), e.timestamp) for e in entries]
     index.write_bytes(b"".join(wrong))
     assert places(rows(tmp_path, startingOffsets='{"0": 777}')) == whole
     index.unlink()
@@ -379,9 +407,7 @@ def test_a_checkpoint_is_bound_to_its_selection_of_rows(tmp_path: Path, caplog: 
         ({"filter": "sensors/a"}, "where"),
         ({}, "filter"),
     ):
-        with pytest.raises(
-            OptionError, match=f"option '{option}': the checkpoint was written with .*startingOffsets='.\"0\": 0"
-        ):
+        with pytest.raises(OptionError, match=f"option '{option}': the checkpoint was written with .*startingOffsets='.\"0\": 0"):
             stream_reader(tmp_path, **options).latestOffset(start, ReadAllAvailable())
         with pytest.raises(OptionError, match="use a new checkpoint"):
             stream_reader(tmp_path, **options).partitions(start, end)
@@ -407,9 +433,15 @@ def collected(frame: Any) -> list[tuple[Any, ...]]:
 
 def stream_into(session: SparkSession, name: str, checkpoint: Path, options: Mapping[str, str]) -> Any:
     query = (
-        session.readStream.format("mqtt").options(**options).load()
-        .writeStream.format("parquet").option("path", str(checkpoint / "out"))
-        .option("checkpointLocation", str(checkpoint / "check")).queryName(name).trigger(availableNow=True).start()
+        session.readStream.format("mqtt")
+        .options(**options)
+        .load()
+        .writeStream.format("parquet")
+        .option("path", str(checkpoint / "out"))
+        .option("checkpointLocation", str(checkpoint / "check"))
+        .queryName(name)
+        .trigger(availableNow=True)
+        .start()
     )
     query.awaitTermination()
     return query
@@ -478,8 +510,12 @@ def test_each_use_of_a_dataframe_gives_its_own_rows(spark: SparkSession, tmp_pat
         low.unpersist()
         spark.conf.set("spark.sql.adaptive.enabled", "true")
         spark.conf.set("spark.sql.autoBroadcastJoinThreshold", "-1")
-        joined = frame.where("offset < 20").join(frame.where("offset >= 10").withColumnRenamed("topic", "t"),
-                                                 ["partition", "offset"]).groupBy("partition").count()
+        joined = (
+            frame.where("offset < 20")
+            .join(frame.where("offset >= 10").withColumnRenamed("topic", "t"), ["partition", "offset"])
+            .groupBy("partition")
+            .count()
+        )
         assert sorted(joined.collect()) == [(0, 10), (1, 10)]
     finally:
         for name in ("python.filterPushdown.enabled", "adaptive.enabled", "autoBroadcastJoinThreshold"):
@@ -494,8 +530,10 @@ def test_a_table_follows_the_stream_and_a_dataframe_does_not(spark: SparkSession
     spark.sql(f"CREATE TABLE following USING mqtt OPTIONS ({options})")
     spark.sql("CREATE TEMPORARY VIEW view_of_table AS SELECT * FROM following WHERE offset >= 5")
     spark.sql(f"CREATE TEMPORARY VIEW fixed USING mqtt OPTIONS ({options})")
-    spark.sql(f"CREATE TABLE typed USING mqtt OPTIONS ({options}, payloadFormat 'json', "
-              "schema 'offset long, value struct<n long>, reason string')")
+    spark.sql(
+        f"CREATE TABLE typed USING mqtt OPTIONS ({options}, payloadFormat 'json', "
+        "schema 'offset long, value struct<n long>, reason string')"
+    )
     try:
         frame = spark.read.format("mqtt").option("stream", "sensors").load(str(tmp_path / "data"))
 
@@ -538,9 +576,15 @@ def test_progress_reports_the_latest_offset_of_the_stream(spark: SparkSession, t
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(n) for n in range(10)])
     query = (
-        spark.readStream.format("mqtt").options(stream="sensors", startingOffsets="earliest", maxOffsetsPerTrigger="6")
-        .load(str(tmp_path / "data")).select("offset").writeStream.format("memory").queryName("running")
-        .option("checkpointLocation", str(tmp_path / "check")).trigger(processingTime="10 milliseconds").start()
+        spark.readStream.format("mqtt")
+        .options(stream="sensors", startingOffsets="earliest", maxOffsetsPerTrigger="6")
+        .load(str(tmp_path / "data"))
+        .select("offset")
+        .writeStream.format("memory")
+        .queryName("running")
+        .option("checkpointLocation", str(tmp_path / "check"))
+        .trigger(processingTime="10 milliseconds")
+        .start()
     )
     try:
         query.processAllAvailable()
@@ -562,5 +606,6 @@ def test_sealed_segments_read_as_parquet_give_the_same_rows(spark: SparkSession,
     assert reading.orderBy("offset").collect() == before
     direct = spark.read.parquet(str(file))
     assert [(field.name, field.dataType) for field in direct.drop("properties").schema] == [
-        (field.name, field.dataType) for field in reading.schema]
+        (field.name, field.dataType) for field in reading.schema
+    ]
     assert direct.drop("properties").orderBy("offset").collect() == before[:2]

@@ -65,25 +65,23 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif fault == "whole":
             self._answer(200, content, "")
         elif fault == "shifted":
-            self._answer(206, content[first + 1:last + 2], f"bytes {first + 1}-{last + 1}/{len(content)}")
+            self._answer(206, content[first + 1 : last + 2], f"bytes {first + 1}-{last + 1}/{len(content)}")
         elif fault == "unnamed":
-            self._answer(206, content[first + 1:last + 2], "")
+            self._answer(206, content[first + 1 : last + 2], "")
         elif fault == "longer":
-            self._answer(206, content[first:last + 1] + b"x" * int(number), f"bytes {first}-{last}/{len(content)}")
+            self._answer(206, content[first : last + 1] + b"x" * int(number), f"bytes {first}-{last}/{len(content)}")
         elif fault == "shorter":
             last = max(first, last - int(number))
-            self._answer(206, content[first:last + 1], f"bytes {first}-{last}/{len(content)}")
+            self._answer(206, content[first : last + 1], f"bytes {first}-{last}/{len(content)}")
         else:
-            self._answer(206, content[first:last + 1], f"bytes {first}-{last}/{len(content)}", fault, number)
+            self._answer(206, content[first : last + 1], f"bytes {first}-{last}/{len(content)}", fault, number)
 
     def _answer(self, status: int, body: bytes, place: str, fault: str = "", number: str = "", after: str = "") -> None:
-        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n" + (
-            f"Retry-After: {after}\r\n" if after else ""
-        )
+        head = f"HTTP/1.1 {status} X\r\nContent-Length: {len(body)}\r\n" + (f"Retry-After: {after}\r\n" if after else "")
         answer = (head + (f"Content-Range: {place}\r\n" if place else "") + "\r\n").encode() + body
         if fault:
             self.close_connection = True
-            answer = answer[:int(number)]
+            answer = answer[: int(number)]
         self.wfile.write(answer)
         if fault == "stall":
             self.server.over.wait(20)
@@ -106,17 +104,15 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_byte_arrives_once_despite_faults(server: Server, seed: int) -> None:
     dice = random.Random(seed)
-    kinds = ("cut", "reset", "stall", "status 500", "status 503", "status 429", "shifted", "unnamed", "longer",
-             "shorter", "")
+    kinds = ("cut", "reset", "stall", "status 500", "status 503", "status 429", "shifted", "unnamed", "longer", "shorter", "")
     for _ in range(10):
         faults = [dice.choice(kinds) for _ in range(dice.randrange(5))]
-        server.faults = [kind if " " in kind or not kind else f"{kind} {int(10 ** dice.uniform(0, 5.8))}"
-                         for kind in faults]
+        server.faults = [kind if " " in kind or not kind else f"{kind} {int(10 ** dice.uniform(0, 5.8))}" for kind in faults]
         client = HttpClient(server.url, timeout_s=0.25)
         position = dice.randrange(len(server.content))
         length = dice.randrange(len(server.content) - position + 1)
         for first, size in ((position, length), (0, 10)):
-            assert client.get(PATH, first, size) == server.content[first:first + size], (seed, faults)
+            assert client.get(PATH, first, size) == server.content[first : first + size], (seed, faults)
         client.close()
 
 
@@ -156,16 +152,17 @@ def test_permanent_failures_are_one_line(server: Server, fault: str, reason: str
     client.close()
 
 
-@pytest.mark.parametrize(("faults", "waits"), [
-    (["status 503 3"], [3.0]),
-    (["status 429 2", "status 503", "status 503 1"], [2.0, None, 1.0]),
-    (["status 503 3600"], [10.0]),
-    (["status 503 0", "status 503 Fri, 31 Dec 2027 23:59:59 GMT", "status 503 -1"], [None, None, None]),
-    (["status 404 3"], []),
-])
-def test_retry_after_is_respected(
-    server: Server, monkeypatch: pytest.MonkeyPatch, faults: list[str], waits: list[Optional[float]]
-) -> None:
+@pytest.mark.parametrize(
+    ("faults", "waits"),
+    [
+        (["status 503 3"], [3.0]),
+        (["status 429 2", "status 503", "status 503 1"], [2.0, None, 1.0]),
+        (["status 503 3600"], [10.0]),
+        (["status 503 0", "status 503 Fri, 31 Dec 2027 23:59:59 GMT", "status 503 -1"], [None, None, None]),
+        (["status 404 3"], []),
+    ],
+)
+def test_retry_after_is_respected(server: Server, monkeypatch: pytest.MonkeyPatch, faults: list[str], waits: list[Optional[float]]) -> None:
     """None: the client's own wait, which starts at a millisecond and does not include an earlier Retry-After."""
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 10.0)
     waited: list[float] = []
@@ -184,16 +181,16 @@ def test_retry_after_is_respected(
 def test_connection_refused() -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
-    with pytest.raises(HttpError, match=rf"http://127\.0\.0\.1:{port}/streams cannot be read after one try: "
-                                        rf"Connection refused: is this the broker's HTTP address, and is it running"):
+    with pytest.raises(
+        HttpError,
+        match=rf"http://127\.0\.0\.1:{port}/streams cannot be read after one try: "
+        rf"Connection refused: is this the broker's HTTP address, and is it running",
+    ):
         HttpClient(f"http://127.0.0.1:{port}", retries=0).get_json("/streams")
 
 
-@pytest.mark.parametrize(("retries", "least", "most"), [
-    (http_client.PATIENT_RETRIES, 70.0, 90.0), (http_client.RETRIES, 1.5, 5.0)])
-def test_retries_outlast_a_restart_of_a_minute(
-    retries: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(("retries", "least", "most"), [(http_client.PATIENT_RETRIES, 70.0, 90.0), (http_client.RETRIES, 1.5, 5.0)])
+def test_retries_outlast_a_restart_of_a_minute(retries: int, least: float, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         port = reserved.getsockname()[1]
     for spread in (0.5, 1.5):
@@ -224,9 +221,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.05)
 
 
-def test_tls_trust_and_tokens(
-    start_broker: Callable[..., BrokerProcess], files: CertificateFiles, tmp_path: Path, quick: None
-) -> None:
+def test_tls_trust_and_tokens(start_broker: Callable[..., BrokerProcess], files: CertificateFiles, tmp_path: Path, quick: None) -> None:
     config = {"http": {"certfile": str(files.certfile), "keyfile": str(files.keyfile), "token": "s3cret"}}
     broker = start_broker(config=config)
     url, ca_file = f"https://localhost:{broker.http_port}", str(files.cafile)
@@ -263,9 +258,7 @@ def test_https_to_a_plain_broker(broker: BrokerProcess) -> None:
         HttpClient(broker.url).get_json("/streams/none")
 
 
-def test_a_broker_restart_during_a_read(
-    start_broker: Callable[..., BrokerProcess], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_broker_restart_during_a_read(start_broker: Callable[..., BrokerProcess], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 0.2)
     broker = start_broker(config={"streams": {"s": {"filters": ["r/#"], "partitions": 1}}})
     with RawClient(broker.port) as publisher:
@@ -297,8 +290,11 @@ def test_a_broker_restart_during_a_read(
 def test_a_broker_of_a_later_version_is_refused(tmp_path: Path) -> None:
     later = FORMAT_VERSION + 1
     document = {"stream": "s", "format_version": later, "broker_version": "9.1.0", "partitions": "in another way"}
-    with pytest.raises(StreamError, match=rf"http://x/streams/s: the broker, version 9\.1\.0, keeps streams in format "
-                                          rf"{later}, this source knows format {FORMAT_VERSION}: install the broker's"):
+    with pytest.raises(
+        StreamError,
+        match=rf"http://x/streams/s: the broker, version 9\.1\.0, keeps streams in format "
+        rf"{later}, this source knows format {FORMAT_VERSION}: install the broker's",
+    ):
         parse_manifest(document, "http://x/streams/s")
     with pytest.raises(StreamError, match="is it a broker of another version"):
         parse_manifest({"partitions": []}, "http://x/streams/s")

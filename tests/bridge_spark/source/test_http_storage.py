@@ -63,8 +63,12 @@ def rows_over(url: str, **options: str) -> list[dict[str, Any]]:
 
 
 def test_rows_equal_those_of_the_directory(broker_url: str, tmp_path: Path) -> None:
-    for options in ({}, {"filter": "sensors/1"}, {"startingOffsets": '{"0": 57, "1": 199}'},
-                    {"startingTimestamp": str(START_US // 1000 + 120)}):
+    for options in (
+        {},
+        {"filter": "sensors/1"},
+        {"startingOffsets": '{"0": 57, "1": 199}'},
+        {"startingTimestamp": str(START_US // 1000 + 120)},
+    ):
         found = rows_over(broker_url, token="s3cret", **options)
         assert found == rows(tmp_path, **options)
     assert places(found) == [(partition, offset) for partition in (0, 1) for offset in range(120, 200)]
@@ -102,9 +106,7 @@ def test_an_unreadable_file_is_named(logs: StreamLogs, monkeypatch: pytest.Monke
     server.stop()
     with pytest.raises(StreamError, match=r"cannot be read after 6 tries: Connection refused"):
         MqttDataSource({"url": f"http://127.0.0.1:{server.port}", "stream": "sensors"})
-    with pytest.raises(
-        StreamError, match=r"^mqtt source: .*0{20}\.seg cannot be read after 15 tries: Connection refused"
-    ):
+    with pytest.raises(StreamError, match=r"^mqtt source: .*0{20}\.seg cannot be read after 15 tries: Connection refused"):
         list(reader.read(part))
 
 
@@ -115,19 +117,20 @@ def test_spark_reads_over_http(spark: SparkSession, broker_url: str) -> None:
         spark.readStream.format("mqtt").options(url=broker_url, stream="sensors", token="no").load()
 
 
-def test_a_query_reports_its_committed_offsets(
-    spark: SparkSession, broker_url: str, lag: ConsumerLag, tmp_path: Path
-) -> None:
-    reading = spark.readStream.format("mqtt").options(
-        url=broker_url, stream="sensors", token="s3cret", consumer="job", startingOffsets="earliest",
-        maxOffsetsPerTrigger="300").load()
+def test_a_query_reports_its_committed_offsets(spark: SparkSession, broker_url: str, lag: ConsumerLag, tmp_path: Path) -> None:
+    reading = (
+        spark.readStream.format("mqtt")
+        .options(url=broker_url, stream="sensors", token="s3cret", consumer="job", startingOffsets="earliest", maxOffsetsPerTrigger="300")
+        .load()
+    )
     told: list[list[int]] = []
 
     def tell(*_: object) -> None:
         told.extend([partition.offset for partition in consumer.partitions] for consumer in lag.consumers("sensors"))
 
-    query = reading.writeStream.foreachBatch(tell).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(
-        availableNow=True).start()
+    query = (
+        reading.writeStream.foreachBatch(tell).option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    )
     query.awaitTermination()
     tell()
     assert told == [[0, 0], [150, 150], [200, 200]]

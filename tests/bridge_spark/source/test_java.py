@@ -113,9 +113,7 @@ def test_pyspark_python_is_the_running_python(tmp_path: Path, monkeypatch: pytes
         assert os.environ.get("PYSPARK_PYTHON") == python
 
 
-@pytest.mark.parametrize(
-    ("given", "status", "said"), [("--help", 0, "Print a JAVA_HOME for Spark"), ("x", 2, "arguments: x")]
-)
+@pytest.mark.parametrize(("given", "status", "said"), [("--help", 0, "Print a JAVA_HOME for Spark"), ("x", 2, "arguments: x")])
 def test_java_home_usage(given: str, status: int, said: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([given])

@@ -20,14 +20,17 @@ from support.spark_kafka_jars import spark_kafka_jars
 from support.spark_session import message, python_path
 from support.stream_topic import Topic
 
-pytestmark = [
-    pytest.mark.slow("needs Kafka and a session of Spark: 1 minute"), pytest.mark.one_build
-]
+pytestmark = [pytest.mark.slow("needs Kafka and a session of Spark: 1 minute"), pytest.mark.one_build]
 
 PROGRAM = ROOT / "tests" / "support" / "kafka_source_reads.py"
 PROPERTIES = (
-    b"\x01\x01" b"\x03\x00\x10application/json" b"\x08\x00\x05reply" b"\x09\x00\x03\x00\xff\x01"
-    b"\x26\x00\x01a\x00\x011" b"\x26\x00\x02\xc3\xa9\x00\x00" b"\x26\x00\x01a\x00\x012"
+    b"\x01\x01"
+    b"\x03\x00\x10application/json"
+    b"\x08\x00\x05reply"
+    b"\x09\x00\x03\x00\xff\x01"
+    b"\x26\x00\x01a\x00\x011"
+    b"\x26\x00\x02\xc3\xa9\x00\x00"
+    b"\x26\x00\x01a\x00\x012"
     b"\x26\x00\x0amqtt.topic\x00\x01x"
 )
 
@@ -47,12 +50,17 @@ class Reads:
         jars = ",".join(spark_kafka_jars())
         path = os.pathsep.join(filter(None, [python_path(), str(ROOT / "tests")]))
         environment = {
-            **os.environ, "PYTHONPATH": path,
+            **os.environ,
+            "PYTHONPATH": path,
             "PYSPARK_SUBMIT_ARGS": f'--jars {jars} --driver-java-options "{QUICK_JVM}" pyspark-shell',
         }
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(PROGRAM), str(self._directory), str(self._job)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self._directory,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+            cwd=self._directory,
         )
         return self
 
@@ -103,7 +111,7 @@ def test_the_rows_of_both_sources_are_the_same(kafka: KafkaCluster, tmp_path: Pa
         reads.read(2)
     for number, payloads in enumerate([[b"", b"\x00\xff", b"second"], [b"%d" % number for number in range(6, 20)]], 1):
         found = reads.rows(f"mqtt-{number}")
-        assert [row["payload"] for row in found if row["partition"] == 0][-len(payloads):] == payloads
+        assert [row["payload"] for row in found if row["partition"] == 0][-len(payloads) :] == payloads
         assert reads.rows(f"kafka-{number}") == found
     assert found[1]["user_properties"] == {"a": "2", "\u00e9": "", "mqtt.topic": "x"}
     assert len(found) == 18

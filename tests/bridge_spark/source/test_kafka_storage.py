@@ -29,8 +29,13 @@ pytestmark = [pytest.mark.slow("needs Kafka: 1 minute"), pytest.mark.one_build]
 __all__ = ["spark"]
 
 PROPERTIES = (
-    b"\x01\x01" b"\x03\x00\x10application/json" b"\x08\x00\x05reply" b"\x09\x00\x03\x00\xff\x01"
-    b"\x26\x00\x01a\x00\x011" b"\x26\x00\x02\xc3\xa9\x00\x00" b"\x26\x00\x01a\x00\x012"
+    b"\x01\x01"
+    b"\x03\x00\x10application/json"
+    b"\x08\x00\x05reply"
+    b"\x09\x00\x03\x00\xff\x01"
+    b"\x26\x00\x01a\x00\x011"
+    b"\x26\x00\x02\xc3\xa9\x00\x00"
+    b"\x26\x00\x01a\x00\x012"
 )
 
 
@@ -69,9 +74,7 @@ def test_ranges_and_selections(topic: Topic) -> None:
 
     def at(number: int) -> Message:
         moment = start + timedelta(seconds=number)
-        return Message(
-            f"sensors/{number % 3}", str(number).encode(), 1, False, b"", "c", int(moment.timestamp()) * 1_000_000, 0
-        )
+        return Message(f"sensors/{number % 3}", str(number).encode(), 1, False, b"", "c", int(moment.timestamp()) * 1_000_000, 0)
 
     topic.append(0, [at(number) for number in range(10)])  # offsets 0 to 9, and the end of the transaction
     topic.append(0, [at(number) for number in range(5, 10)], commit=False)
@@ -97,9 +100,7 @@ def test_a_streaming_read_with_a_limit_ends_where_the_next_begins(topic: Topic) 
     found: list[int] = []
     for _ in range(10):
         end = reader.latestOffset(start, reader.getDefaultReadLimit())
-        found += seqs([
-            row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()
-        ])
+        found += seqs([row for part in reader.partitions(start, end) for batch in reader.read(part) for row in batch.to_pylist()])
         start = end
     reader.stop()
     assert sorted(found) == list(range(20))
@@ -133,21 +134,22 @@ def test_wrong_names_and_addresses_are_one_line(topic: Topic, kafka: KafkaCluste
     with pytest.raises(UnknownStream, match="is 'clusterId' its id"):
         MqttDataSource(topic.options(clusterId="other"))
     with pytest.raises(StreamError, match="^mqtt source: 127.0.0.1:1: "):
-        MqttDataSource({
-            "kafka.bootstrap.servers": "127.0.0.1:1", "stream": "sensors", "fetch.numRetries": "0"
-        })
+        MqttDataSource({"kafka.bootstrap.servers": "127.0.0.1:1", "stream": "sensors", "fetch.numRetries": "0"})
 
 
-@pytest.mark.parametrize("options, line", [
-    ({"kafka.bootstrap.servers": "host"}, "'host' is not HOST:PORT"),
-    ({"kafka.bootstrap.servers": "h:1", "url": "http://h"}, "cannot be given together"),
-    ({"kafka.bootstrap.servers": "h:1", "token": "x"}, "is for 'url' only"),
-    ({"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SASL_SSL"}, "and the password are required"),
-    ({"kafka.bootstrap.servers": "h:1", "kafka.sasl.username": "u"}, "not PLAINTEXT"),
-    ({"kafka.bootstrap.servers": "h:1", "kafka.ssl.ca.location": "u"}, "not PLAINTEXT"),
-    ({"kafka.bootstrap.servers": "h:1", "archive.region": "u"}, "has no meaning for a cluster"),
-    ({"path": "d", "clusterId": "m"}, "is for 'kafka.bootstrap.servers' only"),
-])
+@pytest.mark.parametrize(
+    "options, line",
+    [
+        ({"kafka.bootstrap.servers": "host"}, "'host' is not HOST:PORT"),
+        ({"kafka.bootstrap.servers": "h:1", "url": "http://h"}, "cannot be given together"),
+        ({"kafka.bootstrap.servers": "h:1", "token": "x"}, "is for 'url' only"),
+        ({"kafka.bootstrap.servers": "h:1", "kafka.security.protocol": "SASL_SSL"}, "and the password are required"),
+        ({"kafka.bootstrap.servers": "h:1", "kafka.sasl.username": "u"}, "not PLAINTEXT"),
+        ({"kafka.bootstrap.servers": "h:1", "kafka.ssl.ca.location": "u"}, "not PLAINTEXT"),
+        ({"kafka.bootstrap.servers": "h:1", "archive.region": "u"}, "has no meaning for a cluster"),
+        ({"path": "d", "clusterId": "m"}, "is for 'kafka.bootstrap.servers' only"),
+    ],
+)
 def test_wrong_options_are_one_line(options: dict[str, str], line: str) -> None:
     with pytest.raises(OptionError, match=line):
         parse_options({"stream": "s", **options})
@@ -173,9 +175,11 @@ def test_a_query_that_is_stopped_goes_on_and_writes_each_row_once(spark: SparkSe
 
 def test_the_ingest_job_reads_a_cluster(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     topic.append(0, [message(number, "sensors/a", json.dumps({"value": number}).encode(), 1) for number in range(10)])
-    config = parse_config({
-        "source": {"bootstrap_servers": ",".join(topic.kafka.bootstrap), "cluster_id": topic.cluster},
-        "tables": {"readings": {"stream": "sensors", "schema": "value double", "output": str(tmp_path / "readings")}},
-    })
+    config = parse_config(
+        {
+            "source": {"bootstrap_servers": ",".join(topic.kafka.bootstrap), "cluster_id": topic.cluster},
+            "tables": {"readings": {"stream": "sensors", "schema": "value double", "output": str(tmp_path / "readings")}},
+        }
+    )
     run(config, once=True, session=spark)
     assert sorted(row.value for row in spark.read.parquet(str(tmp_path / "readings")).collect()) == list(range(10))

@@ -86,16 +86,14 @@ def test_precedence_of_ending_options(stepped: Path) -> None:
     by_partition = {"endingOffsetsByTimestamp": '{"0": %s}' % at(2)}
     assert places(rows(stepped, **by_offset)) == [(0, 0)]
     assert places(rows(stepped, **by_offset, **by_partition)) == [(0, 0), (0, 1)]
-    assert places(rows(stepped, **by_offset, **by_partition, endingTimestamp=at(20))) == [
-        (0, 0), (0, 1), (0, 2), (1, 0)]
+    assert places(rows(stepped, **by_offset, **by_partition, endingTimestamp=at(20))) == [(0, 0), (0, 1), (0, 2), (1, 0)]
     assert len(rows(stepped, endingTimestamp=at(999))) == 8
     assert places(rows(stepped, startingTimestamp=at(1), endingTimestamp=at(3))) == [(0, 1), (0, 2)]
     with pytest.raises(OptionError, match="'endingTimestamp': partition 0 would end at 0, before it starts at 2"):
         rows(stepped, startingOffsets='{"0": 2}', endingTimestamp=at(0))
 
 
-@pytest.mark.parametrize("option", [
-    "startingOffsets", "startingOffsetsByTimestamp", "endingOffsets", "endingOffsetsByTimestamp"])
+@pytest.mark.parametrize("option", ["startingOffsets", "startingOffsetsByTimestamp", "endingOffsets", "endingOffsetsByTimestamp"])
 def test_unknown_partitions_are_refused_when_loading(stepped: Path, option: str) -> None:
     with pytest.raises(OptionError, match=f"'{option}': there is no partition 2, only 0 to 1"):
         source(stepped, **{option: '{"0": 0, "2": 0}'})
@@ -171,9 +169,7 @@ def tasks(data: Path, **options: str) -> list[list[plan.Slice]]:
     return [task.slices for task in found.reader(found.schema()).partitions() if isinstance(task, SliceTask)]
 
 
-def test_a_small_range_is_one_task_and_a_large_one_is_divided_at_batches(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_small_range_is_one_task_and_a_large_one_is_divided_at_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(tmp_path, partitions=4)
     for number in range(40):
         writer.append(number % 4, [message(n, payload=bytes(1000)) for n in range(100)])
@@ -190,7 +186,8 @@ def test_a_small_range_is_one_task_and_a_large_one_is_divided_at_batches(
 @settings(max_examples=50, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 4000), st.integers(1, 40_000)), min_size=1, max_size=12),
-    st.none() | st.integers(1, 60), st.none() | st.integers(100, 5000),
+    st.none() | st.integers(1, 60),
+    st.none() | st.integers(100, 5000),
 )
 def test_tasks_cover_the_range_once_within_the_limits(
     sizes: list[tuple[int, int, int]], min_tasks: int | None, max_rows: int | None
@@ -199,9 +196,12 @@ def test_tasks_cover_the_range_once_within_the_limits(
     for partition, count, row_bytes in sizes:
         first = states[partition][-1].end_offset if states[partition] else 0
         states[partition].append(Segment(f"{first:020d}.seg", first, first + count, count * row_bytes))
-    manifest = Manifest({
-        partition: PartitionState(0, segments[-1].end_offset if segments else 0, tuple(segments))
-        for partition, segments in states.items()})
+    manifest = Manifest(
+        {
+            partition: PartitionState(0, segments[-1].end_offset if segments else 0, tuple(segments))
+            for partition, segments in states.items()
+        }
+    )
     start = {partition: state.high_watermark // 3 for partition, state in manifest.items()}
     end = {partition: state.high_watermark for partition, state in manifest.items()}
     planned = Planner(NoIndex()).plan(manifest, start, end, min_tasks, max_rows)
@@ -294,32 +294,32 @@ def test_where_gives_the_rows_that_satisfy_it(
         writer = StreamWriter(tmp_path, partitions=2)
         for number in range(10):
             for partition in (0, 1):
-                writer.append(partition, [
-                    message(number * 10 + n, ("sensors/a", "sensors/b", "other")[n % 3]) for n in range(10)])
+                writer.append(partition, [message(number * 10 + n, ("sensors/a", "sensors/b", "other")[n % 3]) for n in range(10)])
             if number % 4 == 3:
                 writer.roll(0)
     where = " and ".join(condition for condition, _ in chosen)
     expected = [row for row in rows(tmp_path, **options) if all(holds(row) for _, holds in chosen)]
     assert rows(tmp_path, where=where, **options) == expected
-    assert (
-        stream_rows(stream_reader(tmp_path, where=where, **options), {"0": 0, "1": 0}, {"0": 100, "1": 100}) == expected
-    )
+    assert stream_rows(stream_reader(tmp_path, where=where, **options), {"0": 0, "1": 0}, {"0": 100, "1": 100}) == expected
 
 
-@pytest.mark.parametrize(("where", "reason"), [
-    ("qos = 1", "qos is not one of the columns topic, partition, offset, timestamp"),
-    ("", "nothing is not one of the columns"),
-    ("topic LIKE '%a'", "LIKE takes a prefix"),
-    ("topic = 5", "topic is compared with a string in single quotes, not 5"),
-    ("offset = 'x'", "offset is compared with a whole number, not 'x'"),
-    ("offset IN 5", "IN needs a list in parentheses"),
-    ("offset IN (5", "not closed"),
-    ("offset BETWEEN 5", "BETWEEN needs AND"),
-    ("offset != 5", "cannot read '!= 5'"),
-    ("offset = 5 OR offset = 6", "expected AND or the end before OR"),
-    ("offset", "expected =, <, <=, >, >=, IN, BETWEEN or LIKE after offset"),
-    ("timestamp > '2026-01-31T12:00:00'", "not a time with a time zone"),
-])
+@pytest.mark.parametrize(
+    ("where", "reason"),
+    [
+        ("qos = 1", "qos is not one of the columns topic, partition, offset, timestamp"),
+        ("", "nothing is not one of the columns"),
+        ("topic LIKE '%a'", "LIKE takes a prefix"),
+        ("topic = 5", "topic is compared with a string in single quotes, not 5"),
+        ("offset = 'x'", "offset is compared with a whole number, not 'x'"),
+        ("offset IN 5", "IN needs a list in parentheses"),
+        ("offset IN (5", "not closed"),
+        ("offset BETWEEN 5", "BETWEEN needs AND"),
+        ("offset != 5", "cannot read '!= 5'"),
+        ("offset = 5 OR offset = 6", "expected AND or the end before OR"),
+        ("offset", "expected =, <, <=, >, >=, IN, BETWEEN or LIKE after offset"),
+        ("timestamp > '2026-01-31T12:00:00'", "not a time with a time zone"),
+    ],
+)
 def test_an_invalid_where_is_refused(where: str, reason: str) -> None:
     with pytest.raises(OptionError, match=f"^mqtt source: option 'where': .*{re.escape(reason)}") as caught:
         parse_where("where", where)
@@ -332,7 +332,8 @@ def test_no_reader_implements_push_down(tmp_path: Path, caplog: pytest.LogCaptur
     found = source(tmp_path, pushDownFilters="true")
     assert type(found.reader(found.schema())).pushFilters is DataSourceReader.pushFilters
     assert [record.getMessage().partition(": ")[2].partition(":")[0] for record in caplog.records] == [
-        "option 'pushDownFilters' is ignored"]
+        "option 'pushDownFilters' is ignored"
+    ]
 
 
 def test_segments_without_matching_rows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,13 +360,10 @@ def test_segments_without_matching_rows_are_not_read(tmp_path: Path, monkeypatch
     assert bytes_for(where="partition = 7") == bytes_for(where="offset < 0") == 0
 
 
-def test_row_groups_without_matching_rows_are_not_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_groups_without_matching_rows_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(tmp_path)
     for number in range(6):
-        writer.append(0, [
-            message(number * 100 + n, f"plant{number}/a", payload=os.urandom(10_000)) for n in range(100)])
+        writer.append(0, [message(number * 100 + n, f"plant{number}/a", payload=os.urandom(10_000)) for n in range(100)])
         writer.roll(0)
     writer.append(0, [message(600, "plant6/a")])
     files = seal_closed(tmp_path / "streams/sensors/0")

@@ -78,8 +78,15 @@ def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(warehouse: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a Spark Connect server."""
-    command = ["org.apache.spark.deploy.SparkSubmit", "--master", "local[2]", "--driver-java-options", QUICK_JVM,
-               "--class", "org.apache.spark.sql.connect.service.SparkConnectServer"]
+    command = [
+        "org.apache.spark.deploy.SparkSubmit",
+        "--master",
+        "local[2]",
+        "--driver-java-options",
+        QUICK_JVM,
+        "--class",
+        "org.apache.spark.sql.connect.service.SparkConnectServer",
+    ]
     for key, value in (SERVER | {"spark.sql.warehouse.dir": str(warehouse)}).items():
         command += ["--conf", f"{key}={value}"]
     with SparkProcess(tmp_path_factory.mktemp("server"), command, {"SPARK_DAEMON_MEMORY": "1g"}) as process:
@@ -95,10 +102,7 @@ def test_batch_and_stream_from_a_connect_client(server: str, broker: BrokerProce
     batch, streamed, triggers, refusal = json.loads(client.stdout)
     assert batch == streamed == sorted(reading(number).decode() for number in range(READINGS))
     assert triggers == 2
-    assert (
-        f"mqtt source: option 'stream': {broker.url} has no stream 'meters' (there are: sensors)"
-        in refusal.splitlines()[0]
-    )
+    assert f"mqtt source: option 'stream': {broker.url} has no stream 'meters' (there are: sensors)" in refusal.splitlines()[0]
 
 
 def pipeline(directory: Path, broker: BrokerProcess, *arguments: str) -> None:
@@ -138,9 +142,7 @@ def check_tables(directory: Path, numbers: Sequence[int]) -> None:
 
 
 @pytest.mark.slow(reason="two more pipelines on the server")
-def test_the_pipeline_resumes_from_its_checkpoint(
-    server: str, broker: BrokerProcess, warehouse: Path, tmp_path: Path
-) -> None:
+def test_the_pipeline_resumes_from_its_checkpoint(server: str, broker: BrokerProcess, warehouse: Path, tmp_path: Path) -> None:
     directory = example(tmp_path)
     pipeline(directory, broker, "--remote", server)
     check_tables(warehouse, range(READINGS))

@@ -21,10 +21,16 @@ def test_defaults() -> None:
 
 
 def test_names_are_case_insensitive_and_sparks_own_options_are_ignored() -> None:
-    options = parse_options({
-        "PATH": "data", "Stream": "s", "STARTINGOFFSETS": "Earliest", "failondataloss": "FALSE",
-        "serialization.format": "1", "spark.something": "x",
-    })
+    options = parse_options(
+        {
+            "PATH": "data",
+            "Stream": "s",
+            "STARTINGOFFSETS": "Earliest",
+            "failondataloss": "FALSE",
+            "serialization.format": "1",
+            "spark.something": "x",
+        }
+    )
     assert options.starting_offsets == EARLIEST
     assert not options.fail_on_data_loss
 
@@ -64,8 +70,17 @@ def test_accepted(given: dict[str, str], attribute: str, value: object) -> None:
 
 
 def test_url() -> None:
-    options = parse_options({"url": "https://broker:18083/", "stream": "s", "token": "abc", "caFile": "ca.pem",
-                             "fetch.numRetries": "0", "fetch.retryIntervalMs": "10", "FETCH.timeoutMs": "500"})
+    options = parse_options(
+        {
+            "url": "https://broker:18083/",
+            "stream": "s",
+            "token": "abc",
+            "caFile": "ca.pem",
+            "fetch.numRetries": "0",
+            "fetch.retryIntervalMs": "10",
+            "FETCH.timeoutMs": "500",
+        }
+    )
     assert (options.url, options.token, options.path) == ("https://broker:18083", "abc", None)
     assert (options.ca_file, options.fetch_retries, options.fetch_retry_interval_ms) == ("ca.pem", 0, 10)
     assert options.request_timeout_ms == 500
@@ -87,7 +102,7 @@ REFUSED = [
     (BASE | {"startOffset": "1"}, "startOffset", "unknown, did you mean 'startingOffsets'?"),
     (BASE | {"includeUserProperty": "1"}, "includeUserProperty", "did you mean 'includeUserProperties'?"),
     (BASE | {"hostname": "h"}, "hostname", "unknown; the options are path, url, stream"),
-    (BASE | {"archive.location": "history"}, "archive.location", "must be \"s3://BUCKET/PREFIX\" or the absolute path"),
+    (BASE | {"archive.location": "history"}, "archive.location", 'must be "s3://BUCKET/PREFIX" or the absolute path'),
     (BASE | {"archive.accessKey": "k"}, "archive.secretKey", "missing: both keys are needed"),
     (BASE | {"archive.secretKey": "k"}, "archive.accessKey", "missing: both keys are needed"),
     (BASE | {"archive.endpoint": "http://k:s@h"}, "archive.endpoint", "must not have credentials"),
@@ -110,7 +125,7 @@ REFUSED = [
     (BASE | {"startingOffsets": "[1]"}, "startingOffsets", "nor JSON like"),
     (BASE | {"startingOffsets": "{}"}, "startingOffsets", "nor JSON like"),
     (BASE | {"startingOffsets": '{"a": 1}'}, "startingOffsets", "'{\"a\": 1}': 'a' is not a partition number"),
-    (BASE | {"startingOffsets": '{"s": {"0": 1}}'}, "startingOffsets", "number: write {\"0\": 123}, without a name"),
+    (BASE | {"startingOffsets": '{"s": {"0": 1}}'}, "startingOffsets", 'number: write {"0": 123}, without a name'),
     (BASE | {"startingOffsets": '{"0": -3}'}, "startingOffsets", "-3 is not an offset"),
     (BASE | {"startingOffsets": '{"0": true}'}, "startingOffsets", "True is not an offset"),
     (BASE | {"endingOffsets": "earliest"}, "endingOffsets", "not where it ends"),
@@ -163,10 +178,18 @@ def test_options_for_batch_or_stream_only() -> None:
             check_for_stream(parse_options(BASE | {name: value}))
 
 
-@pytest.mark.parametrize(("topic_filter", "inside", "outside"), [
-    ("a/b", ["a/b"], ["a/", "a/bc"]), ("a/+", ["a/", "a/x"], ["a", "b"]), ("a/#", ["a", "a/", "a/x"], ["b"]),
-    ("a/+/c", ["a/b/c"], ["b/b/c"]), ("#", ["", "b"], []), ("+/a", ["x/a"], []), ("/#", ["", "/a"], []),
-])
+@pytest.mark.parametrize(
+    ("topic_filter", "inside", "outside"),
+    [
+        ("a/b", ["a/b"], ["a/", "a/bc"]),
+        ("a/+", ["a/", "a/x"], ["a", "b"]),
+        ("a/#", ["a", "a/", "a/x"], ["b"]),
+        ("a/+/c", ["a/b/c"], ["b/b/c"]),
+        ("#", ["", "b"], []),
+        ("+/a", ["x/a"], []),
+        ("/#", ["", "/a"], []),
+    ],
+)
 def test_a_filter_bounds_the_topics_that_are_read(topic_filter: str, inside: list[str], outside: list[str]) -> None:
     bounds = parse_options(BASE | {"filter": topic_filter}).predicate.topic
     assert all(bounds.contains(topic) for topic in inside) and not any(bounds.contains(topic) for topic in outside)

@@ -24,17 +24,18 @@ def submit_arguments(directory: Path) -> list[str]:
         "spark.sql.warehouse.dir": str(directory / "warehouse"),
         "spark.hadoop.javax.jdo.option.ConnectionURL": f"jdbc:derby:;databaseName={directory / 'metastore'};create=true",
     }
-    return ["--master", "local[2]", "--driver-java-options", QUICK_JVM,
-            *(argument for key, value in settings.items() for argument in ("--conf", f"{key}={value}"))]
+    return [
+        "--master",
+        "local[2]",
+        "--driver-java-options",
+        QUICK_JVM,
+        *(argument for key, value in settings.items() for argument in ("--conf", f"{key}={value}")),
+    ]
 
 
 def results(text: str) -> list[list[str]]:
     """The rows that begin with `row`, of either program's output."""
-    return [
-        re.split(r"[\t,|]", line.strip("|").replace(" ", ""))
-        for line in text.splitlines()
-        if "row" in line.strip("| ")[:3]
-    ]
+    return [re.split(r"[\t,|]", line.strip("|").replace(" ", "")) for line in text.splitlines() if "row" in line.strip("| ")[:3]]
 
 
 def run(command: Sequence[object], directory: Path) -> str:
@@ -54,20 +55,30 @@ def test_a_table_of_spark_sql_is_read_over_jdbc(tmp_path: Path) -> None:
         "  schema 'sensor string, `offset` long, value struct<n long>, reason string');\n"
         "CREATE VIEW latest AS SELECT sensor, max(value.n) AS n FROM typed GROUP BY sensor;\n"
         "SELECT 'row' AS kind, count(*), max(offset) FROM sensors WHERE topic LIKE 'sensors/%';\n"
-        "SELECT 'row' AS kind, sensor, n FROM latest ORDER BY sensor;\n", encoding="utf-8")
+        "SELECT 'row' AS kind, sensor, n FROM latest ORDER BY sensor;\n",
+        encoding="utf-8",
+    )
     found = run([spark_program("spark-sql"), *submit_arguments(tmp_path), "-f", script], tmp_path)
     assert results(found) == [["row", "10", "9"], ["row", "0", "8"], ["row", "1", "9"]]
     writer.append(1, [message(n, "sensors/1") for n in range(10, 15)])
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    server = ["org.apache.spark.deploy.SparkSubmit", *submit_arguments(tmp_path), "--class",
-              "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2", "spark-internal",
-              "--hiveconf", f"hive.server2.thrift.port={port}", "--hiveconf", "hive.server2.thrift.bind.host=127.0.0.1"]
+    server = [
+        "org.apache.spark.deploy.SparkSubmit",
+        *submit_arguments(tmp_path),
+        "--class",
+        "org.apache.spark.sql.hive.thriftserver.HiveThriftServer2",
+        "spark-internal",
+        "--hiveconf",
+        f"hive.server2.thrift.port={port}",
+        "--hiveconf",
+        "hive.server2.thrift.bind.host=127.0.0.1",
+    ]
     with SparkProcess(tmp_path / "server", server, {"SPARK_DAEMON_MEMORY": "1g"}) as process:
-        process.wait_for(
-            rf"ThriftBinaryCLIService on port {port}|Started ThriftBinaryCLIService|HiveThriftServer2 started"
-        )
+        process.wait_for(rf"ThriftBinaryCLIService on port {port}|Started ThriftBinaryCLIService|HiveThriftServer2 started")
         query = "SELECT 'row' AS kind, count(*), max(offset) FROM sensors; SELECT 'row' AS kind, sensor, n FROM latest ORDER BY sensor;"
-        found = run([spark_program("beeline"), "-u", f"jdbc:hive2://127.0.0.1:{port}", "--silent=true",
-                     "--outputformat=csv2", "-e", query], tmp_path)
+        found = run(
+            [spark_program("beeline"), "-u", f"jdbc:hive2://127.0.0.1:{port}", "--silent=true", "--outputformat=csv2", "-e", query],
+            tmp_path,
+        )
     assert results(found) == [["row", "15", "9"], ["row", "0", "8"], ["row", "1", "14"]]

@@ -87,22 +87,26 @@ BAD_METRICS = [
     (b"\x0b", "not a Sparkplug metric"),
 ]
 SPARKPLUG = SparkplugParser(pa.struct(list(FIELDS.items())))
-METRIC_READ = [(name, FIELDS[name]) for name in (
-    "alias", "is_null", "is_historical", "is_transient", "long", "double", "boolean", "string", "binary")]
+METRIC_READ = [
+    (name, FIELDS[name]) for name in ("alias", "is_null", "is_historical", "is_transient", "long", "double", "boolean", "string", "binary")
+]
 
 
 def test_sparkplug_metrics_become_rows() -> None:
     payload = proto((1, 1_700_000_000_000), *((2, metric) for metric, _ in METRICS), (3, 4), (5, b"body"))
     found = SPARKPLUG.parse(pa.array([payload, b"", proto((3, 1)), payload[:-1]], pa.binary()))
     assert found.payloads.to_pylist() == [0] * len(METRICS) + [1, 2, 3]
-    assert found.reasons.to_pylist()[len(METRICS):] == [
-        "empty payload", "a Sparkplug payload without metrics", "not a Sparkplug payload"]
-    usual = {**dict.fromkeys(FIELDS), "is_null": False, "is_historical": False, "is_transient": False, "seq": 4,
-             "payload_timestamp": "2023-11-14 22:13:20+00:00"}
+    assert found.reasons.to_pylist()[len(METRICS) :] == ["empty payload", "a Sparkplug payload without metrics", "not a Sparkplug payload"]
+    usual = {
+        **dict.fromkeys(FIELDS),
+        "is_null": False,
+        "is_historical": False,
+        "is_transient": False,
+        "seq": 4,
+        "payload_timestamp": "2023-11-14 22:13:20+00:00",
+    }
     for row, (_, expected) in zip(found.values.to_pylist(), METRICS):
-        assert {
-            name: str(value) if name.endswith("timestamp") and value else value for name, value in row.items()
-        } == usual | expected
+        assert {name: str(value) if name.endswith("timestamp") and value else value for name, value in row.items()} == usual | expected
 
 
 @pytest.mark.parametrize(("metric", "reason"), BAD_METRICS)
@@ -137,8 +141,8 @@ message Metric {
 }
 """
 FIELD_VALUES = st.one_of(
-    st.integers(-2**63, 2**64 - 1), st.sampled_from([-12, 2**32, 2**32 - 1, 0, 1]), st.floats(width=32),
-    st.binary(max_size=3))
+    st.integers(-(2**63), 2**64 - 1), st.sampled_from([-12, 2**32, 2**32 - 1, 0, 1]), st.floats(width=32), st.binary(max_size=3)
+)
 
 
 @pytest.fixture(scope="module")
@@ -147,9 +151,14 @@ def metric_class() -> Any:
 
 
 @settings(max_examples=500, deadline=None)
-@given(st.one_of(
-    st.lists(st.tuples(st.sampled_from([1, 2, 3, 5, 6, 7, 10, 11, 12, 13, 14, 16, 30]), FIELD_VALUES), max_size=5)
-    .map(lambda fields: proto(*fields)), st.binary(max_size=12)))
+@given(
+    st.one_of(
+        st.lists(st.tuples(st.sampled_from([1, 2, 3, 5, 6, 7, 10, 11, 12, 13, 14, 16, 30]), FIELD_VALUES), max_size=5).map(
+            lambda fields: proto(*fields)
+        ),
+        st.binary(max_size=12),
+    )
+)
 def test_metrics_are_read_as_protobuf_reads_them(metric_class: Any, metric: bytes) -> None:
     try:
         expected = metric_class.FromString(metric)
@@ -165,7 +174,11 @@ def test_metrics_are_read_as_protobuf_reads_them(metric_class: Any, metric: byte
         assert reason != "metric 0: no value" or given is None and not expected.is_null
         return
     assert (read["is_null"], read["is_historical"], read["is_transient"], read["alias"] or 0) == (
-        expected.is_null, expected.is_historical, expected.is_transient, expected.alias)
+        expected.is_null,
+        expected.is_historical,
+        expected.is_transient,
+        expected.alias,
+    )
     if not read["is_null"]:
         found = [read[name] for name in ("long", "double", "boolean", "string", "binary") if read[name] is not None]
         assert repr(found) == repr([getattr(expected, given)])

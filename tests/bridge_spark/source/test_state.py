@@ -92,16 +92,30 @@ def test_every_column_of_retained_messages(broker: BrokerProcess, connect: Calla
     assert abs(datetime.now(timezone.utc) - received) < timedelta(minutes=1)
     assert abs(full.pop("expires_at") - received - timedelta(hours=1)) < timedelta(seconds=2)
     assert full == {
-        "topic": "columns/all/ü", "payload": "°C".encode(), "qos": 2, "client_id": "publisher",
-        "payload_format_indicator": 1, "content_type": "text/plain", "response_topic": "answers",
-        "correlation_data": b"\0\xff", "user_properties": [("a", "2"), ("b", "")],
+        "topic": "columns/all/ü",
+        "payload": "°C".encode(),
+        "qos": 2,
+        "client_id": "publisher",
+        "payload_format_indicator": 1,
+        "content_type": "text/plain",
+        "response_topic": "answers",
+        "correlation_data": b"\0\xff",
+        "user_properties": [("a", "2"), ("b", "")],
         "user_property_list": [{"key": key, "value": value} for key, value in properties.user_properties],
     }
     assert bare.pop("timestamp") is not None
     assert bare == {
-        "topic": "columns/none", "payload": b"\0\xff", "qos": 0, "client_id": "publisher", "expires_at": None,
-        "payload_format_indicator": None, "content_type": None, "response_topic": None, "correlation_data": None,
-        "user_properties": [], "user_property_list": [],
+        "topic": "columns/none",
+        "payload": b"\0\xff",
+        "qos": 0,
+        "client_id": "publisher",
+        "expires_at": None,
+        "payload_format_indicator": None,
+        "content_type": None,
+        "response_topic": None,
+        "correlation_data": None,
+        "user_properties": [],
+        "user_property_list": [],
     }
 
 
@@ -117,9 +131,18 @@ def test_every_column_of_sessions(broker: BrokerProcess, connect: Callable[..., 
     assert first.pop("disconnected_at") > second["connected_at"] - timedelta(minutes=1)
     assert first.pop("queued_bytes") > 5
     assert first == {
-        "client_id": "session-away", "username": None, "protocol": "5.0", "persistent": True, "connected": False,
-        "address": None, "listener": None, "connected_at": None, "expiry_interval": 600, "subscriptions": 2,
-        "queued_messages": 1, "in_flight": 0,
+        "client_id": "session-away",
+        "username": None,
+        "protocol": "5.0",
+        "persistent": True,
+        "connected": False,
+        "address": None,
+        "listener": None,
+        "connected_at": None,
+        "expiry_interval": 600,
+        "subscriptions": 2,
+        "queued_messages": 1,
+        "in_flight": 0,
     }
     assert abs(datetime.now(timezone.utc) - second["connected_at"]) < timedelta(minutes=1)
     assert second["address"].startswith("127.0.0.1:") and second["listener"].startswith("127.0.0.1:")
@@ -169,9 +192,7 @@ def test_retained_messages_are_read_again_when_the_broker_has_forgotten_the_curs
     assert len(paths) == 2 + 3  # the second request of a page failed, then the other three pages
 
 
-def test_retained_messages_are_read_again_when_an_answer_is_lost(
-    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_retained_messages_are_read_again_when_an_answer_is_lost(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     """The broker has given the page, so the same request must not be answered with the one after it."""
     retain(broker, TOPICS)
     viewer = HttpClient(broker.url, TOKEN)
@@ -201,9 +222,7 @@ def test_a_read_survives_a_restart_of_the_broker(
     assert sorted(found) == TOPICS
 
 
-def test_a_list_that_is_lost_again_and_again_is_one_line(
-    broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_list_that_is_lost_again_and_again_is_one_line(broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
     retain(broker, TOPICS)
     viewer = HttpClient(broker.url, TOKEN)
     monkeypatch.setattr(state_pages, "PAGE_ROWS", 3)
@@ -255,13 +274,10 @@ def test_each_action_and_each_query_reads_anew(broker: BrokerProcess, spark: Spa
         spark.catalog.dropTempView("anew")
 
 
-def test_a_table_of_the_catalog(
-    broker: BrokerProcess, spark: SparkSession, connect: Callable[..., RawClient], tmp_path: Any
-) -> None:
+def test_a_table_of_the_catalog(broker: BrokerProcess, spark: SparkSession, connect: Callable[..., RawClient], tmp_path: Any) -> None:
     (tmp_path / "token").write_text(TOKEN)
     connect("tabled-1")
-    spark.sql(f"CREATE TABLE state USING mqtt.sessions OPTIONS (url '{broker.url}', tokenFile '{tmp_path / 'token'}', "
-              f"prefix 'tabled-')")
+    spark.sql(f"CREATE TABLE state USING mqtt.sessions OPTIONS (url '{broker.url}', tokenFile '{tmp_path / 'token'}', prefix 'tabled-')")
     try:
         query = "SELECT count(*) FROM state WHERE connected"
         assert spark.sql(query).first()[0] == 1  # type: ignore[index]
@@ -325,8 +341,9 @@ def test_a_broker_without_the_api_and_a_missing_address(older: str) -> None:
 
 def test_spark_shows_the_line_first(broker: BrokerProcess, spark: SparkSession, tmp_path: Any) -> None:
     def stream() -> None:
-        spark.readStream.format("mqtt.retained").options(**options(broker)).load().writeStream.format("noop") \
-            .option("checkpointLocation", str(tmp_path)).start().awaitTermination()
+        spark.readStream.format("mqtt.retained").options(**options(broker)).load().writeStream.format("noop").option(
+            "checkpointLocation", str(tmp_path)
+        ).start().awaitTermination()
 
     def column() -> None:
         spark.read.format("mqtt.retained").options(**options(broker)).schema("topic int").load().collect()

@@ -31,8 +31,11 @@ def publish(port: int, first: int, end: int) -> None:
 
 
 def reader(**options: str) -> MqttStreamReader:
-    found = MqttDataSource({"stream": "flow", "startingOffsets": "earliest", "fetch.numRetries": "0", **options}
-                           if "url" in options else {"stream": "flow", "startingOffsets": "earliest", **options})
+    found = MqttDataSource(
+        {"stream": "flow", "startingOffsets": "earliest", "fetch.numRetries": "0", **options}
+        if "url" in options
+        else {"stream": "flow", "startingOffsets": "earliest", **options}
+    )
     made = found.streamReader(found.schema())  # type: ignore[arg-type]
     assert isinstance(made, MqttStreamReader)
     return made
@@ -73,7 +76,8 @@ def test_offsets_of_a_stream_with_another_name_are_refused(tmp_path: Path) -> No
     assert read(checkpoint, path=str(tmp_path)) == [*range(100)]
     assert checkpoint == {"0": 100, "stream=flow": 0}
     assert "option 'stream': the checkpoint is of stream 'flow', not of 'ev'" in refusal(
-        checkpoint, path=str(tmp_path), stream="ev", failOnDataLoss="false")
+        checkpoint, path=str(tmp_path), stream="ev", failOnDataLoss="false"
+    )
 
 
 @pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])

@@ -54,8 +54,14 @@ explode = true
 format = "json"
 timestamps = "ms"
 """
-VALUE = pa.struct([pa.field("value", pa.float64(), False), pa.field("axis", pa.string()), pa.field("n", pa.int64()),
-                   pa.field("ts", pa.timestamp("us", "UTC"))])
+VALUE = pa.struct(
+    [
+        pa.field("value", pa.float64(), False),
+        pa.field("axis", pa.string()),
+        pa.field("n", pa.int64()),
+        pa.field("ts", pa.timestamp("us", "UTC")),
+    ]
+)
 DDL = "value double not null, axis string, n long, ts timestamp"
 
 
@@ -66,17 +72,31 @@ def avro(value: float, axis: str) -> bytes:
 
 
 MESSAGES = [
-    ("sensors/p1/temperature", READING(value=1.5, n=7).SerializeToString()), ("sensors/p1/vibration", avro(2.5, "x")),
-    ("other/p1", b"5"), ("sensors/p9/any", b"3.5"), ("sensors/p9/vibration", avro(4.5, "y")),
-    ("sensors/p1/lines", b"1;;5.5\n2;;6.5\n"), ("sensors/p1/pressure", b'{"value": 7.5, "ts": 1000}'),
-    ("sensors/p1/temperature", b"\x08"), ("sensors/p1/lines", b"1;2"), ("sensors/p1", b'{"axis": "z"}'),
+    ("sensors/p1/temperature", READING(value=1.5, n=7).SerializeToString()),
+    ("sensors/p1/vibration", avro(2.5, "x")),
+    ("other/p1", b"5"),
+    ("sensors/p9/any", b"3.5"),
+    ("sensors/p9/vibration", avro(4.5, "y")),
+    ("sensors/p1/lines", b"1;;5.5\n2;;6.5\n"),
+    ("sensors/p1/pressure", b'{"value": 7.5, "ts": 1000}'),
+    ("sensors/p1/temperature", b"\x08"),
+    ("sensors/p1/lines", b"1;2"),
+    ("sensors/p1", b'{"axis": "z"}'),
     ("sensors/p1/temperature", READING(value=8.5).SerializeToString()),
 ]
 SECOND = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
 ROWS: list[tuple[int, int, Any]] = [  # index of the message, item, (value, axis, n, ts) or the reason
-    (0, 0, (1.5, None, 7, None)), (1, 0, (2.5, "x", None, None)), (2, 0, "no format for the topic"), (3, 0, (3.5, None, None, None)),
-    (4, 0, (4.5, "y", None, None)), (5, 0, (5.5, None, 1, None)), (5, 1, (6.5, None, 2, None)), (6, 0, (7.5, None, None, SECOND)),
-    (7, 0, "not a Protobuf message of the schema"), (8, 0, "2 fields, not 3"), (9, 0, "field 'value' is missing"),
+    (0, 0, (1.5, None, 7, None)),
+    (1, 0, (2.5, "x", None, None)),
+    (2, 0, "no format for the topic"),
+    (3, 0, (3.5, None, None, None)),
+    (4, 0, (4.5, "y", None, None)),
+    (5, 0, (5.5, None, 1, None)),
+    (5, 1, (6.5, None, 2, None)),
+    (6, 0, (7.5, None, None, SECOND)),
+    (7, 0, "not a Protobuf message of the schema"),
+    (8, 0, "2 fields, not 3"),
+    (9, 0, "field 'value' is missing"),
     (10, 0, (8.5, None, None, None)),
 ]
 
@@ -100,15 +120,18 @@ def test_each_payload_is_parsed_in_the_format_of_its_topic(directory: Path) -> N
     made = reader(directory)
     assert made.message_schema.names == ["payload", "topic"]
     for messages, rows in ((MESSAGES, ROWS), (MESSAGES[:1], ROWS[:1]), (MESSAGES[2:3], ROWS[2:3]), ([], [])):
-        batch = pa.record_batch({"payload": pa.array([sent for _, sent in messages], pa.binary()),
-                                 "topic": pa.array([topic for topic, _ in messages], pa.string())})
+        batch = pa.record_batch(
+            {
+                "payload": pa.array([sent for _, sent in messages], pa.binary()),
+                "topic": pa.array([topic for topic, _ in messages], pa.string()),
+            }
+        )
         found = pa.Table.from_batches(made.rows(batch), made.schema)
         found.validate(full=True)
         expected = []
         for place, item, what in rows:
             row = dict(zip(("value", "axis", "n", "ts"), what)) if isinstance(what, tuple) else None
-            expected.append({"payload": MESSAGES[place][1], "value": row, "item": item,
-                             "reason": what if row is None else None})
+            expected.append({"payload": MESSAGES[place][1], "value": row, "item": item, "reason": what if row is None else None})
         assert found.to_pylist() == expected
 
 
@@ -150,13 +173,21 @@ def test_a_directory_is_needed(directory: Path) -> None:
         assert reason in str(caught.value)
 
 
-@pytest.mark.parametrize(("kind", "reason"), [
-    (pa.float64(), "must be a struct for formats by topic"),
-    (pa.struct([("value", pa.string()), ("axis", pa.string()), ("n", pa.int64())]), '["sensors/+/temperature"]: option \'payloadSchemaFile\''),
-    (pa.struct([("axis", pa.string())]), '["sensors/+/temperature"]: fills no field of \'value\', which has axis'),
-    (pa.struct([("value", pa.float64()), pa.field("n", pa.int64(), False)]),
-     '["sensors/+/vibration"]: has no field \'n\', which is NOT NULL'),
-])
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (pa.float64(), "must be a struct for formats by topic"),
+        (
+            pa.struct([("value", pa.string()), ("axis", pa.string()), ("n", pa.int64())]),
+            "[\"sensors/+/temperature\"]: option 'payloadSchemaFile'",
+        ),
+        (pa.struct([("axis", pa.string())]), "[\"sensors/+/temperature\"]: fills no field of 'value', which has axis"),
+        (
+            pa.struct([("value", pa.float64()), pa.field("n", pa.int64(), False)]),
+            "[\"sensors/+/vibration\"]: has no field 'n', which is NOT NULL",
+        ),
+    ],
+)
 def test_columns_that_cannot_be_filled_are_refused(directory: Path, kind: pa.DataType, reason: str) -> None:
     with pytest.raises(PayloadSchemaError) as caught:
         reader(directory, kind)
@@ -164,7 +195,7 @@ def test_columns_that_cannot_be_filled_are_refused(directory: Path, kind: pa.Dat
 
 
 def test_a_field_that_no_format_has_is_refused(directory: Path) -> None:
-    (directory / "topics.toml").write_text(TOPICS[:TOPICS.index('["sensors/#"]')])
+    (directory / "topics.toml").write_text(TOPICS[: TOPICS.index('["sensors/#"]')])
     with pytest.raises(PayloadSchemaError, match="topics.toml': no topic filter has a field 'ts'"):
         reader(directory)
 
@@ -172,13 +203,22 @@ def test_a_field_that_no_format_has_is_refused(directory: Path) -> None:
 def test_topics_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path, directory: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(place, *sent) for place, sent in enumerate(MESSAGES)])
     source = spark.read.format("mqtt").options(
-        path=str(tmp_path / "data"), stream="sensors", payloadFormat="topics", payloadSchemaDirectory=str(directory))
+        path=str(tmp_path / "data"), stream="sensors", payloadFormat="topics", payloadSchemaDirectory=str(directory)
+    )
     read = source.schema(f"offset long, item int, value struct<{DDL}>, reason string").load()
-    found = [(row.offset, row.item, row.what or row.reason) for row in read.orderBy("offset", "item").selectExpr(
-        "offset", "item", "value.value AS what", "reason").collect()]
+    found = [
+        (row.offset, row.item, row.what or row.reason)
+        for row in read.orderBy("offset", "item").selectExpr("offset", "item", "value.value AS what", "reason").collect()
+    ]
     assert found == [(place, item, what if isinstance(what, str) else what[0]) for place, item, what in ROWS]
-    table = {"stream": "sensors", "output": str(tmp_path / "out"), "format": "topics", "schema": DDL,
-             "schema_directory": str(directory), "columns": ["partition", "offset"]}
+    table = {
+        "stream": "sensors",
+        "output": str(tmp_path / "out"),
+        "format": "topics",
+        "schema": DDL,
+        "schema_directory": str(directory),
+        "columns": ["partition", "offset"],
+    }
     [progress] = run(parse_config({"source": {"path": str(tmp_path / "data")}, "tables": {"t": table}}), once=True, session=spark)
     good = [(place, item, what) for place, item, what in ROWS if isinstance(what, tuple)]
     bad = [(place, what) for place, _, what in ROWS if isinstance(what, str)]
@@ -189,15 +229,18 @@ def test_topics_in_spark_and_in_a_table(spark: SparkSession, tmp_path: Path, dir
 
 
 def test_payloads_of_any_data_frame(spark: SparkSession, directory: Path) -> None:
-    frame = spark.createDataFrame([(place, *sent) for place, sent in enumerate(MESSAGES)] + [(99, "sensors/p1/pressure", None)],
-                                  "place long, topic string, payload binary")
+    frame = spark.createDataFrame(
+        [(place, *sent) for place, sent in enumerate(MESSAGES)] + [(99, "sensors/p1/pressure", None)],
+        "place long, topic string, payload binary",
+    )
     added = f"value struct<{DDL}>, reason string, item int"
     found = parse_payloads(frame, added, payloadFormat="topics", payloadSchemaDirectory=str(directory))
     assert found.columns == ["place", "topic", "payload", "value", "reason", "item"]
-    rows = [(row.place, row.item, row.reason or (row.value.value, row.value.axis, row.value.n))
-            for row in found.orderBy("place", "item").collect()]
-    assert rows == [(place, item, what if isinstance(what, str) else what[:3]) for place, item, what in ROWS] + [
-        (99, 0, "empty payload")]
+    rows = [
+        (row.place, row.item, row.reason or (row.value.value, row.value.axis, row.value.n))
+        for row in found.orderBy("place", "item").collect()
+    ]
+    assert rows == [(place, item, what if isinstance(what, str) else what[:3]) for place, item, what in ROWS] + [(99, 0, "empty payload")]
     for columns, options, reason in (
         ("topic string", {"payloadFormat": "json"}, "there is a column 'topic' already"),
         ("value double, reason string", {"payloadFormat": "number", "payload": "x"}, "option 'payload': unknown"),

@@ -46,55 +46,73 @@ REFUSED = [
     ({"tables": {"t": {"output": "o", "schema": "a int"}}}, "tables.t.stream: is missing"),
     ({"tables": {"t": {"stream": "s", "schema": "a int"}}}, "tables.t.output: is missing"),
     ({"tables": {"t": {"stream": "s", "output": "o"}}}, "tables.t.schema: is missing"),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schem": "a int"}}},
-     "tables.t.schema: is missing, and 'schem' is unknown: did you mean schema?"),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "format": "xml"}}},
-     "tables.t.format: 'xml' is none of json, csv, number, sparkplug, avro, protobuf, topics, raw"),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "filter": "a#"}}},
-     "tables.t: option 'filter': 'a#' is not"),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["colour"]}}},
-     "tables.t.columns: 'colour' is not"),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["qos as x", "topic as X"]}}},
-     "tables.t.columns: two columns"),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "checkpoint": "o/c"}}},
-     "tables.t.checkpoint: "),
-    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "max_offsets_per_trigger": "5"}}},
-     "tables.t.max_offsets_per_trigger: '5' is not a positive"),
+    (
+        {"tables": {"t": {"stream": "s", "output": "o", "schem": "a int"}}},
+        "tables.t.schema: is missing, and 'schem' is unknown: did you mean schema?",
+    ),
+    (
+        {"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "format": "xml"}}},
+        "tables.t.format: 'xml' is none of json, csv, number, sparkplug, avro, protobuf, topics, raw",
+    ),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "filter": "a#"}}}, "tables.t: option 'filter': 'a#' is not"),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["colour"]}}}, "tables.t.columns: 'colour' is not"),
+    (
+        {"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "columns": ["qos as x", "topic as X"]}}},
+        "tables.t.columns: two columns",
+    ),
+    ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "checkpoint": "o/c"}}}, "tables.t.checkpoint: "),
+    (
+        {"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", "max_offsets_per_trigger": "5"}}},
+        "tables.t.max_offsets_per_trigger: '5' is not a positive",
+    ),
     ({"tables": {"t/u": {}}}, "tables.t/u: a table's name"),
-    *(({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **keys}}}, f"tables.t.{reason}") for keys, reason in (
-        ({"topic": "a/+"}, "topic: 'a/+' names no level"), ({"topic": "a/{b}", "filter": "a/+"}, "topic: is a filter itself"),
-        ({"timestamps": "h"}, "timestamps: 'h' is none of iso, s, ms, us"), ({"delimiter": ";"}, "delimiter: is for format csv only"),
-        ({"explode": True, "options": {"a": "b"}}, "explode: has no meaning"), ({"fields": []}, "fields: is empty"),
-        ({"fields": ["a..b"]}, "fields: 'a..b' is not"), ({"extra_fields": "keep"}, "extra_fields: 'keep' is none of ignore, map, add"),
-        ({"extra_fields": "map", "format": "csv"}, "extra_fields: is for format"),
-        ({"format": "number", "options": {"a": "b"}, "schema": "a int"}, "options: are those of Spark's parsers"),
-    )),
-    *[({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **table}}}, f"tables.t.{reason}")
-      for table, reason in (
-          ({"deduplicate_by": ["a"]}, "deduplicate_by: needs a 'watermark'"),
-          ({"watermark": "soon"}, "watermark: 'soon' is not a time like"),
-          ({"watermark": "0 minutes"}, "watermark: '0 minutes' is not a time like"),
-          ({"aggregates": {"m": {"window": "1 minute"}}}, "aggregates: needs a 'watermark'"),
-          ({"watermark": "1 minute", "aggregates": {"m": {}}}, "aggregates.m.window: is missing"),
-          ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "x": 1}}}, "aggregates.m.x: unknown"),
-          ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "output": "o/m"}}}, "aggregates.m.output: "),
-          ({"table_format": "orc"}, "table_format: 'orc' is none of parquet, delta, iceberg"),
-          ({"output": "s3://b/t"}, "output: 's3://b/t' is a URL: Parquet tables are published by renaming directories"),
-          ({"dead_letters": "s3://b/t"}, "dead_letters: 's3://b/t' is a URL"),
-          ({"output": "s3://k:hidden@b/t", "table_format": "delta"}, "output: must not have credentials"),
-          ({"output": "s3://b/t", "table_format": "delta"}, "checkpoint: is missing: give a directory on the driver's disk"),
-          ({"output": "s3://b/t", "table_format": "delta", "checkpoint": "s3://b/c"}, "checkpoint: 's3://b/c' is a URL"),
-          ({"output": "tables/t", "table_format": "iceberg"}, "output: 'tables/t' is not the name of a table in the catalog"),
-          ({"output": "n.t", "table_format": "iceberg"}, "checkpoint: is missing: give a directory on the driver's disk"),
-          ({"output": "n.t", "table_format": "iceberg", "checkpoint": "c", "dead_letters": "n.t"},
-           "dead_letters: n.t overlaps with tables.t.output"),
-          ({"expire_after": "9 days"}, "expire_after: is for table_format \"delta\" and \"iceberg\""),
-          ({"expire_after": "9 minutes", "table_format": "delta"}, "expire_after: is less than 1 hour"),
-          ({"expire_after": 9, "table_format": "delta"}, "expire_after: 9 is not a text"),
-          ({"storage": {"AWS_SECRET_ACCESS_KEY": ["hidden"]}, "table_format": "delta"},
-           "storage.AWS_SECRET_ACCESS_KEY: is neither a text, a number nor true or false"),
-          ({"storage": "s3"}, "storage: is not a table"),
-      )],
+    *(
+        ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **keys}}}, f"tables.t.{reason}")
+        for keys, reason in (
+            ({"topic": "a/+"}, "topic: 'a/+' names no level"),
+            ({"topic": "a/{b}", "filter": "a/+"}, "topic: is a filter itself"),
+            ({"timestamps": "h"}, "timestamps: 'h' is none of iso, s, ms, us"),
+            ({"delimiter": ";"}, "delimiter: is for format csv only"),
+            ({"explode": True, "options": {"a": "b"}}, "explode: has no meaning"),
+            ({"fields": []}, "fields: is empty"),
+            ({"fields": ["a..b"]}, "fields: 'a..b' is not"),
+            ({"extra_fields": "keep"}, "extra_fields: 'keep' is none of ignore, map, add"),
+            ({"extra_fields": "map", "format": "csv"}, "extra_fields: is for format"),
+            ({"format": "number", "options": {"a": "b"}, "schema": "a int"}, "options: are those of Spark's parsers"),
+        )
+    ),
+    *[
+        ({"tables": {"t": {"stream": "s", "output": "o", "schema": "a int", **table}}}, f"tables.t.{reason}")
+        for table, reason in (
+            ({"deduplicate_by": ["a"]}, "deduplicate_by: needs a 'watermark'"),
+            ({"watermark": "soon"}, "watermark: 'soon' is not a time like"),
+            ({"watermark": "0 minutes"}, "watermark: '0 minutes' is not a time like"),
+            ({"aggregates": {"m": {"window": "1 minute"}}}, "aggregates: needs a 'watermark'"),
+            ({"watermark": "1 minute", "aggregates": {"m": {}}}, "aggregates.m.window: is missing"),
+            ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "x": 1}}}, "aggregates.m.x: unknown"),
+            ({"watermark": "1 minute", "aggregates": {"m": {"window": "1 hour", "output": "o/m"}}}, "aggregates.m.output: "),
+            ({"table_format": "orc"}, "table_format: 'orc' is none of parquet, delta, iceberg"),
+            ({"output": "s3://b/t"}, "output: 's3://b/t' is a URL: Parquet tables are published by renaming directories"),
+            ({"dead_letters": "s3://b/t"}, "dead_letters: 's3://b/t' is a URL"),
+            ({"output": "s3://k:hidden@b/t", "table_format": "delta"}, "output: must not have credentials"),
+            ({"output": "s3://b/t", "table_format": "delta"}, "checkpoint: is missing: give a directory on the driver's disk"),
+            ({"output": "s3://b/t", "table_format": "delta", "checkpoint": "s3://b/c"}, "checkpoint: 's3://b/c' is a URL"),
+            ({"output": "tables/t", "table_format": "iceberg"}, "output: 'tables/t' is not the name of a table in the catalog"),
+            ({"output": "n.t", "table_format": "iceberg"}, "checkpoint: is missing: give a directory on the driver's disk"),
+            (
+                {"output": "n.t", "table_format": "iceberg", "checkpoint": "c", "dead_letters": "n.t"},
+                "dead_letters: n.t overlaps with tables.t.output",
+            ),
+            ({"expire_after": "9 days"}, 'expire_after: is for table_format "delta" and "iceberg"'),
+            ({"expire_after": "9 minutes", "table_format": "delta"}, "expire_after: is less than 1 hour"),
+            ({"expire_after": 9, "table_format": "delta"}, "expire_after: 9 is not a text"),
+            (
+                {"storage": {"AWS_SECRET_ACCESS_KEY": ["hidden"]}, "table_format": "delta"},
+                "storage.AWS_SECRET_ACCESS_KEY: is neither a text, a number nor true or false",
+            ),
+            ({"storage": "s3"}, "storage: is not a table"),
+        )
+    ],
 ]
 
 
@@ -107,20 +125,39 @@ def test_invalid_settings_are_one_line(given: dict[str, Any], reason: str) -> No
 
 
 def test_names_of_tables_in_a_catalog_and_their_shared_settings() -> None:
-    table = {"stream": "s", "output": "n.t", "checkpoint": "c", "schema": "a int", "table_format": "iceberg",
-             "watermark": "1 minute", "aggregates": {"m": {"window": "1 hour"}}, "expire_after": "2 hours"}
+    table = {
+        "stream": "s",
+        "output": "n.t",
+        "checkpoint": "c",
+        "schema": "a int",
+        "table_format": "iceberg",
+        "watermark": "1 minute",
+        "aggregates": {"m": {"window": "1 hour"}},
+        "expire_after": "2 hours",
+    }
     catalog = {"name": "prod", "uri": "http://h", "s3": {"endpoint": "http://e", "path-style-access": True}}
-    delta = {"stream": "s", "output": "s3://b/t/", "checkpoint": "d", "schema": "a int", "table_format": "delta",
-             "storage": {"AWS_REGION": "here"}}
-    parsed = parse_config({"source": {"path": "d"}, "catalog": catalog, "tables": {"t": table, "u": delta},
-                           "storage": {"AWS_REGION": "there", "AWS_ALLOW_HTTP": True}}).tables
+    delta = {
+        "stream": "s",
+        "output": "s3://b/t/",
+        "checkpoint": "d",
+        "schema": "a int",
+        "table_format": "delta",
+        "storage": {"AWS_REGION": "here"},
+    }
+    parsed = parse_config(
+        {
+            "source": {"path": "d"},
+            "catalog": catalog,
+            "tables": {"t": table, "u": delta},
+            "storage": {"AWS_REGION": "there", "AWS_ALLOW_HTTP": True},
+        }
+    ).tables
     found = parsed[0]
     assert (found.output, found.dead_letters, found.backfill) == ("n.t", "n.t_rejected", "n.t_backfill")
     [aggregate] = found.sink.aggregates
     assert (aggregate.output, aggregate.checkpoint) == ("n.t_m", Path("c.m").absolute())
     assert found.sink.expire_after == 7200 and found.sink.catalog.name == "prod"
-    assert found.sink.catalog.properties == {
-        "uri": "http://h", "s3.endpoint": "http://e", "s3.path-style-access": "true"}
+    assert found.sink.catalog.properties == {"uri": "http://h", "s3.endpoint": "http://e", "s3.path-style-access": "true"}
     assert (parsed[1].output, parsed[1].dead_letters) == ("s3://b/t", "s3://b/t.rejected")
     assert parsed[1].sink.storage == {"AWS_REGION": "here", "AWS_ALLOW_HTTP": "true"}
 
@@ -131,9 +168,7 @@ def test_a_running_query_retries_while_the_broker_is_away(given: dict[str, int],
     assert parse_config(whole).tables[0].source["fetch.numRetries"] == retries
 
 
-def test_an_unusable_source_is_reported_before_spark_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unusable_source_is_reported_before_spark_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[object] = []
     monkeypatch.setattr("bridge_spark.ingest.make_session", started.append)
     monkeypatch.setattr("bridge_spark.ingest.require_spark", lambda: None)
@@ -228,12 +263,10 @@ FORMATS: dict[str, dict[str, Any]] = {
 
 
 def test_each_payload_becomes_a_row_or_a_dead_letter(spark: SparkSession, tmp_path: Path) -> None:
-    StreamWriter(tmp_path / "data").append(0, [
-        message(number, f"{kind}/x", payload) for number, (kind, payload, _) in enumerate(PAYLOADS)])
+    StreamWriter(tmp_path / "data").append(0, [message(number, f"{kind}/x", payload) for number, (kind, payload, _) in enumerate(PAYLOADS)])
     settings = document(tmp_path)
     settings["tables"] = {
-        kind: {"stream": "sensors", "filter": f"{kind}/#", "output": str(tmp_path / kind), **keys}
-        for kind, keys in FORMATS.items()
+        kind: {"stream": "sensors", "filter": f"{kind}/#", "output": str(tmp_path / kind), **keys} for kind, keys in FORMATS.items()
     }
     progress = {table.name: table for table in run(parse_config(settings), once=True, session=spark)}
     value = {"json": "n", "spark": "n", "raw": "payload"}
@@ -289,10 +322,9 @@ def test_a_batch_that_begins_during_stop_is_left_for_the_next_run(spark: SparkSe
 
 # --- kills ----------------------------------------------------------------------------------------------------------
 
+
 @pytest.mark.parametrize(("where", "published"), [pytest.param("written", 0, marks=SLOW), ("published", 1)])
-def test_a_kill_between_two_steps_loses_and_repeats_no_rows(
-    spark: SparkSession, tmp_path: Path, where: str, published: int
-) -> None:
+def test_a_kill_between_two_steps_loses_and_repeats_no_rows(spark: SparkSession, tmp_path: Path, where: str, published: int) -> None:
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
         writer.append(partition, [message(n, payload=b"bad" if n % 50 == 7 else None) for n in range(300)])
@@ -354,11 +386,19 @@ def test_sparks_own_sink_repeats_rows_for_other_readers(spark: SparkSession, tmp
     arguments = [f"{key}={value}" for key, value in (QUICK_SPARK | {"spark.ui.enabled": "false"}).items()]
     os.environ["MQTT_AUTOLOAD"] = "1"
     killed(SPARKS_OWN_SINK, str(tmp_path / "data"), str(tmp_path), *arguments)
-    messages = spark.readStream.format("mqtt").options(
-        path=str(tmp_path / "data"), stream="sensors", startingOffsets="earliest", minPartitions="2").load()
-    query = messages.select("partition", "offset").writeStream.format("parquet") \
-        .option("path", str(tmp_path / "table")).option("checkpointLocation", str(tmp_path / "checkpoint")) \
-        .trigger(availableNow=True).start()
+    messages = (
+        spark.readStream.format("mqtt")
+        .options(path=str(tmp_path / "data"), stream="sensors", startingOffsets="earliest", minPartitions="2")
+        .load()
+    )
+    query = (
+        messages.select("partition", "offset")
+        .writeStream.format("parquet")
+        .option("path", str(tmp_path / "table"))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
     query.awaitTermination()
     assert spark.read.parquet(str(tmp_path / "table")).count() == 200
     places = [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / "table")]
@@ -440,9 +480,7 @@ class SparkError(Exception):
 STACK = "\n\tat org.apache.spark.A.b(A.scala:1)\n\t... 12 more\n"
 AWAITED = "Exception thrown in awaitResult: "
 CALLED = "An error occurred while calling o63.parquet.\n: org.apache.spark.SparkException: "
-PROXY = (
-    "An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File \"a.py\"\n"
-)
+PROXY = 'An exception was raised by the Python Proxy. Return Message: Traceback (most recent call last):\n  File "a.py"\n'
 PLAN = "\n\n=== Streaming Query ===\nIdentifier: [id = 1]\n"
 
 

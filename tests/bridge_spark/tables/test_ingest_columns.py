@@ -45,9 +45,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
     StreamWriter(tmp_path / "data").append(
         0,
         [
-            message(
-                0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C", "q": [1.0]}, "new": 2}'
-            ),
+            message(0, "sensors/p1/m1/json", b'{"ts": 1700000000123, "reading": {"value": 1.5, "unit": "C", "q": [1.0]}, "new": 2}'),
             message(1, "sensors/p2/m1/json", b'[{"ts": 0}, {"ts": 1, "reading": null}]'),
             message(2, "sensors/p2/m1/json", b'[{"ts": 0}, {"reading": null}]'),
             message(3, "spBv1.0/g/NDATA/n", SPARKPLUG),
@@ -56,8 +54,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
             message(6, "spBv1.0/g/NDATA/n", MIXED),
         ],
     )
-    tables = {name: {"stream": "sensors", "output": str(tmp_path / name), **keys}
-              for name, keys in (("json", JSON), ("metrics", METRICS))}
+    tables = {name: {"stream": "sensors", "output": str(tmp_path / name), **keys} for name, keys in (("json", JSON), ("metrics", METRICS))}
     for name, counts in (("json", (3, 1)), ("metrics", (4, 2))):
         config = {"source": {"path": str(tmp_path / "data")}, "tables": {name: tables[name]}}
         [table] = run(parse_config(config), once=True, session=spark)
@@ -67,7 +64,9 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
     found = rows(tmp_path / "json")
     assert [tuple(row[name] for name in names) for row in found] == [
         (0, "p1", "m1", 0, time[0], 1.5, "C", [("reading", '{"q":[1.0]}'), ("new", "2")]),
-        (1, "p2", "m1", 0, time[1], None, None, []), (1, "p2", "m1", 1, time[2], None, None, [])]
+        (1, "p2", "m1", 0, time[1], None, None, []),
+        (1, "p2", "m1", 1, time[2], None, None, []),
+    ]
     [bad] = rows(tmp_path / "json.rejected")
     assert (bad["offset"], bad["reason"], bad["payload"]) == (
         2,
@@ -76,8 +75,11 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
     )
     names = ("offset", "item", "name", "alias", "datatype", "long", "double", "boolean", "seq")
     assert [tuple(row[name] for name in names) for row in rows(tmp_path / "metrics")] == [
-        (3, 0, "t", None, "Double", None, 1.5, None, 9), (3, 1, None, 7, "Boolean", None, None, True, 9),
-        (6, 0, "u", None, "UInt32", 4294967284, None, None, None), (6, 1, None, 9, None, 5, None, None, None)]
+        (3, 0, "t", None, "Double", None, 1.5, None, 9),
+        (3, 1, None, 7, "Boolean", None, None, True, 9),
+        (6, 0, "u", None, "UInt32", 4294967284, None, None, None),
+        (6, 1, None, 9, None, 5, None, None, None),
+    ]
     bad, mixed = rows(tmp_path / "metrics.rejected")
     assert (bad["offset"], bad["reason"], bad["payload"]) == (4, "not a Sparkplug payload", SPARKPLUG[:-1])
     assert (mixed["offset"], mixed["reason"], mixed["payload"]) == (6, "metric 1: does not fit its datatype", MIXED)
@@ -88,11 +90,7 @@ def test_all_formats_but_raw_are_parsed_by_the_source(spark: SparkSession) -> No
     from bridge_spark.tables.rows.payloads import SchemaError, payload_schema, source_schema
 
     def config(**keys: Any) -> Any:
-        return (
-            parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}})
-            .tables[0]
-            .payload
-        )
+        return parse_config({"source": {"path": "d"}, "tables": {"t": {"stream": "s", "output": "o", **keys}}}).tables[0].payload
 
     schema = payload_schema(config(format="number"))
     assert schema == StructType().add("value", "double", False)

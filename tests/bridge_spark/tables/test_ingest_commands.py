@@ -23,15 +23,18 @@ from bridge_spark.tables.output.parquet_table import ParquetBatchTable
 pytestmark = pytest.mark.one_build
 
 
-@pytest.mark.parametrize(("begin", "end", "reason"), [
-    ("2026-01-01T00:00:00Z", "2026-01-01", "not after its beginning"),
-    ("2026-01-01", "2999-01-01", "is in the future"),
-    ("2026-01-01", '{"0": 5}', "from a time to a time"),
-    ('{"0": 5}', '{"0": 4}', "no end may be before its beginning"),
-    ('{"0": 5}', '{"1": 9}', "must name the same partitions"),
-    ("yesterday", "2026-01-01", "neither a time like"),
-    ('{"0": "x"}', '{"0": 1}', "is not offsets like"),
-])
+@pytest.mark.parametrize(
+    ("begin", "end", "reason"),
+    [
+        ("2026-01-01T00:00:00Z", "2026-01-01", "not after its beginning"),
+        ("2026-01-01", "2999-01-01", "is in the future"),
+        ("2026-01-01", '{"0": 5}', "from a time to a time"),
+        ('{"0": 5}', '{"0": 4}', "no end may be before its beginning"),
+        ('{"0": 5}', '{"1": 9}', "must name the same partitions"),
+        ("yesterday", "2026-01-01", "neither a time like"),
+        ('{"0": "x"}', '{"0": 1}', "is not offsets like"),
+    ],
+)
 def test_an_invalid_range_is_refused(begin: str, end: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         BackfillRange(parse_bound(begin), parse_bound(end)).check()
@@ -52,13 +55,14 @@ def test_metrics_are_those_of_the_tables() -> None:
             lines = answer.read().decode().splitlines()
     finally:
         metrics.close()
-    assert {'mqtt_ingest_rows_total{table="readings"} 12.0', 'mqtt_ingest_bad_total{table="readings"} 3.0',
-            'mqtt_ingest_lag_offsets{table="readings"} 4.0'} <= set(lines)
+    assert {
+        'mqtt_ingest_rows_total{table="readings"} 12.0',
+        'mqtt_ingest_bad_total{table="readings"} 3.0',
+        'mqtt_ingest_lag_offsets{table="readings"} 4.0',
+    } <= set(lines)
 
 
-def test_the_command_prints_where_it_serves_metrics(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_prints_where_it_serves_metrics(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("bridge_spark.ingest.run", lambda *_, **__: [])
     monkeypatch.setattr("signal.signal", lambda *_: None)
     assert ingest([str(ROOT / "conf" / "ingest.toml"), "--metrics-port", "0"]) == 0

@@ -91,11 +91,7 @@ def write_segments(data: Path) -> None:
 
 def everything(directory: Path) -> list[int]:
     """The messages of a table and its dead letters."""
-    places = [
-        (row["partition"], row["offset"])
-        for part in (directory, Path(f"{directory}.rejected"))
-        for row in parquet_rows(part)
-    ]
+    places = [(row["partition"], row["offset"]) for part in (directory, Path(f"{directory}.rejected")) for row in parquet_rows(part)]
     return sorted(2 * offset + partition for partition, offset in places)
 
 
@@ -106,16 +102,26 @@ IN_TIME = [
 ]
 IN_OFFSETS: list[tuple[str, str, Sequence[int]]] = [
     ('{"0": 5, "1": 95}', '{"0": 77, "1": 99}', [*range(10, 154, 2), *range(191, 199, 2)]),
-    ('{"0": 77}', '{"0": 79}', [154, 156]), ('{"1": 0}', '{"1": 1}', [1])]
+    ('{"0": 77}', '{"0": 79}', [154, 156]),
+    ('{"1": 0}', '{"1": 1}', [1]),
+]
 
 
-@pytest.mark.parametrize(("ranges", "overlaps"), [
-    (IN_TIME, [(at(140), at(141)), (at(0), at(36.002)), (at(-9), at(200)), ('{"0": 99}', '{"0": 100}')]),
-    (IN_OFFSETS, [('{"0": 76}', '{"0": 77}'), ('{"0": 99, "1": 0}', '{"0": 99, "1": 96}'), (at(199), at(200))]),
-], ids=["time", "offsets"])
+@pytest.mark.parametrize(
+    ("ranges", "overlaps"),
+    [
+        (IN_TIME, [(at(140), at(141)), (at(0), at(36.002)), (at(-9), at(200)), ('{"0": 99}', '{"0": 100}')]),
+        (IN_OFFSETS, [('{"0": 76}', '{"0": 77}'), ('{"0": 99, "1": 0}', '{"0": 99, "1": 96}'), (at(199), at(200))]),
+    ],
+    ids=["time", "offsets"],
+)
 def test_backfills_have_exactly_the_messages_of_their_range(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-    ranges: list[tuple[str, str, Sequence[int]]], overlaps: list[tuple[str, str]],
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    ranges: list[tuple[str, str, Sequence[int]]],
+    overlaps: list[tuple[str, str]],
 ) -> None:
     """Ranges end inside segments and record batches; the first is read twice."""
     write_segments(tmp_path / "data")
@@ -142,8 +148,7 @@ def test_backfills_have_exactly_the_messages_of_their_range(
 
 def test_fields_named_like_directories_keep_their_values(spark: SparkSession, tmp_path: Path) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0, payload=b'{"range": 7.5, "batches": 8.5}')])
-    config = parse_config(document(tmp_path, schema="range double, batches double",
-                                   fields=["range as distance", "batches"]))
+    config = parse_config(document(tmp_path, schema="range double, batches double", fields=["range as distance", "batches"]))
     run(config, once=True, session=spark)
     run_backfill(config, {0: 0}, {0: 1}, session=spark)
     for place in ("out", "out.backfill"):
@@ -156,11 +161,11 @@ def test_a_directory_that_cannot_be_created_is_one_line(tmp_path: Path, capsys: 
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     (tmp_path / "file").touch()
     config = tmp_path / "ingest.toml"
-    config.write_text(f"[source]\npath = '{tmp_path}/data'\n[tables.t]\nstream = 'sensors'\nschema = 'n long'\n"
-                      f"output = '{tmp_path}/file/out'\n")
+    config.write_text(
+        f"[source]\npath = '{tmp_path}/data'\n[tables.t]\nstream = 'sensors'\nschema = 'n long'\noutput = '{tmp_path}/file/out'\n"
+    )
     assert compact([str(config)]) == 1
-    assert re.fullmatch(rf"mqttbroker compact: {config}: tables\.t: .*'{tmp_path}/file/out\.checkpoint'\n",
-                        capsys.readouterr().err)
+    assert re.fullmatch(rf"mqttbroker compact: {config}: tables\.t: .*'{tmp_path}/file/out\.checkpoint'\n", capsys.readouterr().err)
 
 
 def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
@@ -180,14 +185,10 @@ def test_an_output_or_a_backfill_that_cannot_be_written_is_one_line(
     config = parse_config(document(tmp_path, stream="bad", deduplicate_by=["n"], watermark="1 minute"))
     with pytest.raises(IngestError, match=r"tables\.t: .*/gone'"):
         run_backfill(config, {0: 0}, {0: 1}, session=spark)
-    assert (
-        not list(tmp_path.glob(".*.backfill.staging")) and spark._jsparkSession.sharedState().cacheManager().isEmpty()
-    )
+    assert not list(tmp_path.glob(".*.backfill.staging")) and spark._jsparkSession.sharedState().cacheManager().isEmpty()
 
 
-def test_offsets_are_synced_before_the_batch_is_published(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_offsets_are_synced_before_the_batch_is_published(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(n) for n in range(20)])
     synced: set[int] = set()
     published: list[int] = []
@@ -196,9 +197,7 @@ def test_offsets_are_synced_before_the_batch_is_published(
         synced.add(os.fstat(fd).st_ino)
         call(fd)
 
-    def publish(
-        table: ParquetBatchTable, batch: int, *given: Any, call: Callable[..., None] = ParquetBatchTable.publish
-    ) -> None:
+    def publish(table: ParquetBatchTable, batch: int, *given: Any, call: Callable[..., None] = ParquetBatchTable.publish) -> None:
         checkpoint = tmp_path / "out.checkpoint"
         needed = [checkpoint / "metadata", checkpoint / "offsets" / str(batch), checkpoint / "offsets", checkpoint]
         assert {path.stat().st_ino for path in needed} <= synced
@@ -215,8 +214,7 @@ def test_files_that_executors_wrote_to_other_disks_are_an_error(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0), message(60_000), message(1, payload=b"bad")])
-    settings = document(tmp_path, watermark="1 second",
-                        aggregates={"minute": {"window": "1 minute", "values": ["n"]}})
+    settings = document(tmp_path, watermark="1 second", aggregates={"minute": {"window": "1 minute", "values": ["n"]}})
     elsewhere = ".out.staging"
     empty = True
 
@@ -239,7 +237,5 @@ def test_files_that_executors_wrote_to_other_disks_are_an_error(
         run_backfill(parse_config(settings), {0: 0}, {0: 3}, session=spark)
     elsewhere = "none"
     run(parse_config(settings), once=True, session=spark)
-    assert [row["offset"] for row in parquet_rows(tmp_path / "out")] == [0, 1] and len(
-        parquet_rows(tmp_path / "out.rejected")
-    ) == 1
+    assert [row["offset"] for row in parquet_rows(tmp_path / "out")] == [0, 1] and len(parquet_rows(tmp_path / "out.rejected")) == 1
     assert pq.read_table(tmp_path / "out.minute")["count"].to_pylist() == [1]

@@ -58,8 +58,9 @@ def numbers(found: pa.Table, column: str) -> list[Any]:
 def test_dots_and_backticks(spark: SparkSession, tmp_path: Path, table_format: str) -> None:
     writer = StreamWriter(tmp_path / "data")
     aggregates = {"m": {"window": "1 second", "group_by": ["serial.no"], "values": ["PT08.S1", "a`b"]}}
-    config = parse_config(settings(
-        tmp_path, table_format, deduplicate_by=["a`b", "serial.no"], watermark="1 second", aggregates=aggregates))
+    config = parse_config(
+        settings(tmp_path, table_format, deduplicate_by=["a`b", "serial.no"], watermark="1 second", aggregates=aggregates)
+    )
     for number in range(3):
         at = number * 10_000
         writer.append(0, [message(at + one, payload=PAYLOAD % (number, number, number)) for one in (0, 1)])
@@ -80,13 +81,16 @@ def test_dots_and_backticks(spark: SparkSession, tmp_path: Path, table_format: s
         assert spark.read.parquet(f"file://{tmp_path}/out").select("`PT08.S1`", "`a``b`").count() == 3
 
 
-@pytest.mark.parametrize(("table", "reason"), [
-    ({"fields": ["PT08.S1"]}, "schema: has no field 'PT08.S1', which 'fields' names"),
-    ({"fields": ["`PT08.S1"]}, "fields: '`PT08.S1' is not \"FIELD\" or \"FIELD.FIELD as NAME\"; a name with a dot is in backticks"),
-    ({"fields": ["`PT08.S1` as `"]}, "fields: .* is not \"FIELD\""),
-    ({"fields": ["``"]}, "fields: '``' is not"),
-    ({"columns": ["topic as `"]}, "columns: 'topic as `' is not \"COLUMN\""),
-])
+@pytest.mark.parametrize(
+    ("table", "reason"),
+    [
+        ({"fields": ["PT08.S1"]}, "schema: has no field 'PT08.S1', which 'fields' names"),
+        ({"fields": ["`PT08.S1"]}, 'fields: \'`PT08.S1\' is not "FIELD" or "FIELD.FIELD as NAME"; a name with a dot is in backticks'),
+        ({"fields": ["`PT08.S1` as `"]}, 'fields: .* is not "FIELD"'),
+        ({"fields": ["``"]}, "fields: '``' is not"),
+        ({"columns": ["topic as `"]}, "columns: 'topic as `' is not \"COLUMN\""),
+    ],
+)
 def test_a_field_that_is_not_quoted_is_one_line(spark: SparkSession, tmp_path: Path, table: dict[str, Any], reason: str) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     with pytest.raises((ConfigError, IngestError), match=reason):

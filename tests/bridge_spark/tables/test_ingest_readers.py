@@ -52,10 +52,17 @@ READERS: list[Callable[[Path], Table]] = [by_duckdb, by_polars, by_pandas, by_py
 
 
 def settings(root: Path) -> IngestConfig:
-    return parse_config(document(
-        root, schema="n long not null, ts timestamp, where struct<x double, y array<string>>", extra_fields="map",
-        columns=["topic", "qos", "offset", "timestamp as received"], watermark="1 second", compact_after=3,
-        aggregates={"m": {"window": "1 second", "values": ["n"]}}))
+    return parse_config(
+        document(
+            root,
+            schema="n long not null, ts timestamp, where struct<x double, y array<string>>",
+            extra_fields="map",
+            columns=["topic", "qos", "offset", "timestamp as received"],
+            watermark="1 second",
+            compact_after=3,
+            aggregates={"m": {"window": "1 second", "values": ["n"]}},
+        )
+    )
 
 
 def check(spark: SparkSession, root: Path, table: str, columns: list[str], rows: int) -> None:
@@ -73,8 +80,13 @@ def test_tables_are_read_as_they_lie(spark: SparkSession, tmp_path: Path) -> Non
         check(spark, tmp_path, table, columns, 0)
     for number in range(5):
         at = number * 10_000
-        writer.append(0, [message(at, payload=b'{"n": 1, "ts": "2026-01-01T00:00:00Z", "where": {"y": ["a"]}, "new": 2}'),
-                          message(at + 1, payload=b"none")])
+        writer.append(
+            0,
+            [
+                message(at, payload=b'{"n": 1, "ts": "2026-01-01T00:00:00Z", "where": {"y": ["a"]}, "new": 2}'),
+                message(at + 1, payload=b"none"),
+            ],
+        )
         run(settings(tmp_path), once=True, session=spark)
         check(spark, tmp_path, "out", COLUMNS, number + 1)
         check(spark, tmp_path, "out.rejected", REJECTED, number + 1)

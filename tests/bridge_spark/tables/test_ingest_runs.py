@@ -33,8 +33,7 @@ from support.spark_session import START_US, StreamWriter, message
 
 from bridge_spark import ingest
 
-pytestmark = [pytest.mark.one_build,
-              pytest.mark.slow(reason="starts a Spark of its own")]
+pytestmark = [pytest.mark.one_build, pytest.mark.slow(reason="starts a Spark of its own")]
 
 __all__ = ["cluster"]
 
@@ -81,16 +80,23 @@ def test_a_submitted_job_reports_and_ends_on_a_signal(tmp_path: Path) -> None:
             metrics = dict(re.findall(r'^mqtt_ingest_(\w+){table="t"} (\S+)', answer.read().decode(), re.MULTILINE))
         age = float(metrics.pop("lag_seconds"))
         assert age == pytest.approx(time.time() - (START_US / 1e6 + 0.049), abs=60)
-        assert metrics == {"rows_total": "98.0", "bad_total": "2.0", "batches_total": "1.0", "lag_offsets": "200.0",
-                           "late_total": "0.0", "duplicates_total": "0.0"}
+        assert metrics == {
+            "rows_total": "98.0",
+            "bad_total": "2.0",
+            "batches_total": "1.0",
+            "lag_offsets": "200.0",
+            "late_total": "0.0",
+            "duplicates_total": "0.0",
+        }
         assert job.terminate() == 0
     assert last_word(job.log.read_text()) == "t: 98 rows, 2 bad, 1 batches"
     assert len(parquet_rows(tmp_path / "out")) == 98
     done = run_program([spark_program("spark-submit"), *submit, "--once"], spark_environment(), tmp_path)
     assert (done.returncode, last_word(done.stdout)) == (0, "t: 196 rows, 4 bad, 2 batches"), done.stderr[-2000:]
     for directory, bad in (("out", False), ("out.rejected", True)):
-        assert [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / directory)] == \
-            [(partition, n) for partition in (0, 1) for n in range(150) if (n % 50 == 7) == bad]
+        assert [(row["partition"], row["offset"]) for row in parquet_rows(tmp_path / directory)] == [
+            (partition, n) for partition in (0, 1) for n in range(150) if (n % 50 == 7) == bad
+        ]
     file = next((tmp_path / "out").rglob("*.parquet"))
     assert pq.ParquetFile(file).metadata.row_group(0).column(0).compression == "GZIP", "the command line says so"
 
@@ -128,10 +134,10 @@ def test_the_command_reads_a_range_and_refuses_an_overlap(tmp_path: Path) -> Non
     assert (refused.returncode, refused.stdout) == (1, "")
     [line] = [line for line in refused.stderr.splitlines() if line.startswith("mqttbroker ingest: ")]
     assert line.startswith(f"mqttbroker ingest: {config}: tables.t: the range overlaps {tmp_path}/out.backfill/range=")
-    assert [(row["partition"], row["n"]) for row in parquet_rows(tmp_path / "out.backfill")] == \
-        [(partition, n) for partition in (0, 1) for n in range(20, 100) if n % 50 != 7]
-    assert [path.name for path in (tmp_path / "out.backfill").iterdir()] == \
-        ["range=20231114T221320.020000Z_20231114T221320.100000Z"]
+    assert [(row["partition"], row["n"]) for row in parquet_rows(tmp_path / "out.backfill")] == [
+        (partition, n) for partition in (0, 1) for n in range(20, 100) if n % 50 != 7
+    ]
+    assert [path.name for path in (tmp_path / "out.backfill").iterdir()] == ["range=20231114T221320.020000Z_20231114T221320.100000Z"]
 
 
 def test_on_a_cluster_workers_read_by_url_and_write_the_table(cluster: str, tmp_path: Path) -> None:

@@ -39,15 +39,33 @@ def s3(tmp_path: Path) -> Iterator[S3Server]:
 
 def document(root: Path, server: S3Server, table_format: str, **table: Any) -> dict[str, Any]:
     place = "n.t" if table_format == "iceberg" else "s3://lake/t"
-    given = {"stream": "sensors", "schema": "n long not null", "table_format": table_format, "output": place,
-             "checkpoint": str(root / "checkpoint"), "extra_fields": "add", "max_offsets_per_trigger": 300, **table}
-    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2,4]", "conf": QUICK_SPARK},
-            "storage": server.delta_options(), "catalog": catalog_of(root, server), "tables": {"t": given}}
+    given = {
+        "stream": "sensors",
+        "schema": "n long not null",
+        "table_format": table_format,
+        "output": place,
+        "checkpoint": str(root / "checkpoint"),
+        "extra_fields": "add",
+        "max_offsets_per_trigger": 300,
+        **table,
+    }
+    return {
+        "source": {"path": str(root / "data")},
+        "spark": {"master": "local[2,4]", "conf": QUICK_SPARK},
+        "storage": server.delta_options(),
+        "catalog": catalog_of(root, server),
+        "tables": {"t": given},
+    }
 
 
 def catalog_of(root: Path, server: S3Server) -> dict[str, str]:
-    return {"name": "here", "type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": "s3://lake/warehouse",
-            **server.iceberg_properties()}
+    return {
+        "name": "here",
+        "type": "sql",
+        "uri": f"sqlite:///{root}/catalog.db",
+        "warehouse": "s3://lake/warehouse",
+        **server.iceberg_properties(),
+    }
 
 
 def rows(root: Path, server: S3Server, table_format: str, kind: str = "") -> list[dict[str, Any]]:
@@ -67,18 +85,25 @@ def places(found: list[dict[str, Any]]) -> list[tuple[int, int]]:
     return [(row["partition"], row["offset"]) for row in found]
 
 
-@pytest.mark.parametrize(("table_format", "where"), [
-    pytest.param("iceberg", "published", marks=pytest.mark.slow(reason="kills of a local table run in test_ingest.py")),
-    pytest.param("iceberg", "written", marks=SLOW),
-    pytest.param("delta", "published", marks=SLOW), pytest.param("delta", "written", marks=SLOW)])
+@pytest.mark.parametrize(
+    ("table_format", "where"),
+    [
+        pytest.param("iceberg", "published", marks=pytest.mark.slow(reason="kills of a local table run in test_ingest.py")),
+        pytest.param("iceberg", "written", marks=SLOW),
+        pytest.param("delta", "published", marks=SLOW),
+        pytest.param("delta", "written", marks=SLOW),
+    ],
+)
 def test_rows_on_s3_are_there_once_after_a_kill(
     spark: SparkSession, tmp_path: Path, s3: S3Server, table_format: str, where: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The bad messages are dead letters; the last ones have a field that becomes a column."""
     writer = StreamWriter(tmp_path / "data", partitions=2)
     for partition in (0, 1):
-        writer.append(partition, [message(n, payload=b"bad" if n % 50 == 7 else b'{"n": 1, "colour": "red"}' if n > 290
-                                          else None) for n in range(300)])
+        writer.append(
+            partition,
+            [message(n, payload=b"bad" if n % 50 == 7 else b'{"n": 1, "colour": "red"}' if n > 290 else None) for n in range(300)],
+        )
     settings = document(tmp_path, s3, table_format)
     killed(KILLED_DRIVER, where, json.dumps(settings))
     known = places(rows(tmp_path, s3, table_format))
@@ -102,19 +127,29 @@ def test_rows_on_s3_are_there_once_after_a_kill(
 
 
 @pytest.mark.parametrize("table_format", ["delta", pytest.param("iceberg", marks=SLOW)])
-def test_aggregates_and_backfills_on_s3(
-    spark: SparkSession, tmp_path: Path, s3: S3Server, table_format: str
-) -> None:
-    StreamWriter(tmp_path / "data").append(0, [
-        *(message(20_000 * n, payload=b'{"n": %d}' % n) for n in range(9)), message(200_000, payload=b"bad")])
-    settings = parse_config(document(
-        tmp_path, s3, table_format, extra_fields="ignore", watermark="1 second", deduplicate_by=["n"],
-        aggregates={"minute": {"window": "1 minute", "values": ["n"], "group_by": []}}))
+def test_aggregates_and_backfills_on_s3(spark: SparkSession, tmp_path: Path, s3: S3Server, table_format: str) -> None:
+    StreamWriter(tmp_path / "data").append(
+        0, [*(message(20_000 * n, payload=b'{"n": %d}' % n) for n in range(9)), message(200_000, payload=b"bad")]
+    )
+    settings = parse_config(
+        document(
+            tmp_path,
+            s3,
+            table_format,
+            extra_fields="ignore",
+            watermark="1 second",
+            deduplicate_by=["n"],
+            aggregates={"minute": {"window": "1 minute", "values": ["n"], "group_by": []}},
+        )
+    )
     run(settings, once=True, session=spark)
     assert [row["n"] for row in rows(tmp_path, s3, table_format)] == [*range(9)]
     name = "n.t_minute" if table_format == "iceberg" else ""
-    windows = load_catalog(**catalog_of(tmp_path, s3)).load_table(name).scan().to_arrow() if name else \
-        DeltaTable("s3://lake/t.minute", storage_options=s3.delta_options()).to_pyarrow_table()
+    windows = (
+        load_catalog(**catalog_of(tmp_path, s3)).load_table(name).scan().to_arrow()
+        if name
+        else DeltaTable("s3://lake/t.minute", storage_options=s3.delta_options()).to_pyarrow_table()
+    )
     assert sorted(zip(windows["count"].to_pylist(), windows["n_mean"].to_pylist())) == [(2, 0.5), (3, 3.0)]
     for _ in range(2):
         run_backfill(settings, {0: 2}, {0: 10}, session=spark)
@@ -126,9 +161,7 @@ def test_aggregates_and_backfills_on_s3(
         run_backfill(settings, {0: 9}, {0: 10}, session=spark)
 
 
-def test_a_storage_that_refuses_is_one_line_without_credentials(
-    spark: SparkSession, tmp_path: Path, s3: S3Server
-) -> None:
+def test_a_storage_that_refuses_is_one_line_without_credentials(spark: SparkSession, tmp_path: Path, s3: S3Server) -> None:
     StreamWriter(tmp_path / "data").append(0, [message(0)])
     settings = document(tmp_path, s3, "delta", output="s3://missing/t")
     with pytest.raises(IngestError, match=r"ingest: tables\.t: .*missing") as caught:

@@ -53,8 +53,7 @@ def uncommit(checkpoint: Path, files: Path) -> None:
 
 def document(root: Path, **table: Any) -> dict[str, Any]:
     given = {"stream": "sensors", "schema": SCHEMA, "output": str(root / "out"), "event_time": "ts", **table}
-    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": QUICK_SPARK},
-            "tables": {"t": given}}
+    return {"source": {"path": str(root / "data")}, "spark": {"master": "local[2]", "conf": QUICK_SPARK}, "tables": {"t": given}}
 
 
 def ingest(spark: SparkSession, settings: dict[str, Any]) -> dict[str, TableProgress]:
@@ -71,10 +70,19 @@ def rows(directory: Path) -> Any:
 
 def test_duplicates_are_dropped_and_nothing_else(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
-    writer.append(0, [
-        reading(0, "a", 0, 1.0), reading(1, "a", 0, 1.0), reading(2, "b", 0, 2.0), reading(3, "a", None, 3.0),
-        reading(4, "a", None, 3.0), message(5, payload=b"bad"), message(6, payload=b"bad"), reading(7, "a", 200, 4.0),
-    ])
+    writer.append(
+        0,
+        [
+            reading(0, "a", 0, 1.0),
+            reading(1, "a", 0, 1.0),
+            reading(2, "b", 0, 2.0),
+            reading(3, "a", None, 3.0),
+            reading(4, "a", None, 3.0),
+            message(5, payload=b"bad"),
+            message(6, payload=b"bad"),
+            reading(7, "a", 200, 4.0),
+        ],
+    )
     settings = document(tmp_path, watermark="1 minute", deduplicate_by=["device", "ts"])
     first = ingest(spark, settings)["t"]
     assert (first.rows, first.bad, first.duplicates, first.late) == (5, 2, 1, 0)
@@ -110,9 +118,7 @@ def number(offset: int) -> int:
 def many(first: int, last: int, every: int = 1) -> list[Any]:
     """Messages from ``first`` up to ``last``: readings of three devices, out of order; some do not parse."""
     return [
-        message(offset * every, payload=b"bad")
-        if offset % 40 == 9
-        else reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4)
+        message(offset * every, payload=b"bad") if offset % 40 == 9 else reading(n, "abc"[n % 3], n * every, (n * 37) % 101 / 4)
         for offset in range(first, last)
         for n in [number(offset)]
     ]
@@ -121,8 +127,13 @@ def many(first: int, last: int, every: int = 1) -> list[Any]:
 def expected(readings: int, window: int, every: int = 1, group_by: Sequence[str] = ("device",)) -> Any:
     """The aggregates of `many` by pandas; ``window`` in seconds."""
     good = [number(offset) for offset in range(readings) if offset % 40 != 9]
-    frame = pd.DataFrame({"device": ["abc"[n % 3] for n in good], "value": [(n * 37) % 101 / 4 for n in good],
-                          "time": [START + timedelta(seconds=n * every) for n in good]}).sort_values("time")
+    frame = pd.DataFrame(
+        {
+            "device": ["abc"[n % 3] for n in good],
+            "value": [(n * 37) % 101 / 4 for n in good],
+            "time": [START + timedelta(seconds=n * every) for n in good],
+        }
+    ).sort_values("time")
     groups = frame.groupby([pd.Grouper(key="time", freq=f"{window}s", origin="epoch"), *group_by])["value"]
     return groups.agg(["count", "mean", "min", "max", "last"])
 
@@ -164,8 +175,12 @@ def test_aggregates_over_restarts_agree_with_pandas(spark: SparkSession, tmp_pat
 def test_tables_with_state_continue_after_an_uncommitted_batch(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, many(0, 400))
-    settings = document(tmp_path, watermark="1 minute", deduplicate_by=["device", "ts"],
-                        aggregates={"minute": {"window": "1 minute", "group_by": ["device"]}})
+    settings = document(
+        tmp_path,
+        watermark="1 minute",
+        deduplicate_by=["device", "ts"],
+        aggregates={"minute": {"window": "1 minute", "group_by": ["device"]}},
+    )
     ingest(spark, settings)
     for name in ("out", "out.minute"):
         uncommit(tmp_path / f"{name}.checkpoint", tmp_path / name)
@@ -187,16 +202,16 @@ def test_late_messages_in_the_first_batch_are_dead_letters(spark: SparkSession, 
     settings = document(tmp_path, watermark="1 minute", deduplicate_by=["ts"], starting_offsets=start)
     assert ingest(spark, settings)["t"].late == len(rows(tmp_path / "out.rejected"))
     assert sorted(rows(tmp_path / "out.rejected")["offset"]) == list(range(0 if start == "earliest" else 1, 3))
-    assert set(rows(tmp_path / "out.rejected")["reason"]) == {
-        "too late: the watermark was 1970-01-01T00:00:00.000+00:00"
-    }
+    assert set(rows(tmp_path / "out.rejected")["reason"]) == {"too late: the watermark was 1970-01-01T00:00:00.000+00:00"}
     assert sorted(rows(tmp_path / "out")["offset"]) == [3, 4]
 
 
 def test_retention_may_remove_published_messages(spark: SparkSession, tmp_path: Path) -> None:
     writer = StreamWriter(tmp_path / "data")
-    parquet_rows, state = document(tmp_path), document(tmp_path, watermark="1 minute", deduplicate_by=["device"],
-                                                output=str(tmp_path / "state"))
+    parquet_rows, state = (
+        document(tmp_path),
+        document(tmp_path, watermark="1 minute", deduplicate_by=["device"], output=str(tmp_path / "state")),
+    )
     for first, last in ((0, 30), (30, 60)):
         writer.append(0, many(first, last))
         ingest(spark, {**parquet_rows, "tables": {"plain": parquet_rows["tables"]["t"], "state": state["tables"]["t"]}})

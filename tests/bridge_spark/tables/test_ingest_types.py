@@ -30,8 +30,7 @@ def config(tmp_path: Path, **keys: Any) -> IngestConfig:
 @pytest.mark.parametrize("options", [{}, {"maxStringLen": "1000"}])
 def test_variants_are_written_to_parquet(spark: SparkSession, tmp_path: Path, options: dict[str, str]) -> None:
     writer = StreamWriter(tmp_path / "data")
-    settings = config(tmp_path, schema="v variant, l array<variant>", compact_after=2,
-                      **({"options": options} if options else {}))
+    settings = config(tmp_path, schema="v variant, l array<variant>", compact_after=2, **({"options": options} if options else {}))
     payloads = [b'{"v":{"a":1.5},"l":[1,null]}', b'{"v":null}', b"{}", b'{"v":[true]}']
     for number, payload in enumerate(payloads):
         writer.append(0, [message(number, "t", payload)])
@@ -41,7 +40,7 @@ def test_variants_are_written_to_parquet(spark: SparkSession, tmp_path: Path, op
     expected = [(0, '{"a":1.5}', "null"), (1, "null", None), (2, None, None), (3, "[true]", None)]
     found = spark.read.option("mergeSchema", "true").parquet(str(tmp_path / "t")).orderBy("offset")
     assert [tuple(row) for row in found.selectExpr("offset", "to_json(v)", "to_json(l[1])").collect()] == expected
-    by_duckdb = duckdb.sql(f"SELECT \"offset\", v FROM read_parquet('{tmp_path}/t/**/*.parquet') ORDER BY \"offset\"")
+    by_duckdb = duckdb.sql(f'SELECT "offset", v FROM read_parquet(\'{tmp_path}/t/**/*.parquet\') ORDER BY "offset"')
     assert by_duckdb.fetchall()[3] == (3, [True])
     run_backfill(settings, {0: 0}, {0: 4}, session=spark)
     again = spark.read.parquet(str(tmp_path / "t.backfill")).orderBy("offset")
@@ -53,23 +52,35 @@ def test_columns_that_cannot_be_read_or_held_are_refused_at_the_start(spark: Spa
     cases: list[tuple[dict[str, Any], str]] = [
         ({"schema": "v geometry(4326)"}, "field 'v' of 'value' cannot be geometry(4326) in JSON"),
         ({"schema": "o struct<v geography(any)>"}, "field 'o.v' of 'value' cannot be geography(any) in JSON"),
-        ({"schema": "v interval year to month"},
-         "field 'v' of 'value' cannot be interval year to month, which no payload format is read to"),
+        (
+            {"schema": "v interval year to month"},
+            "field 'v' of 'value' cannot be interval year to month, which no payload format is read to",
+        ),
         ({"schema": "v variant", "format": "csv"}, "field 'v' of 'value' cannot be variant in CSV"),
         ({"schema": "v array<int>", "format": "csv"}, "field 'v' of 'value' cannot be array<int> in CSV"),
         ({"schema": "v variant", "table_format": "delta"}, "column 'v' is variant, which Delta tables cannot hold"),
-        ({"schema": "o struct<l array<variant>>", "table_format": "iceberg"},
-         "column 'o.l[]' is variant, which Iceberg tables cannot hold"),
-        ({"schema": "v interval day to second", "options": {"mode": "PERMISSIVE"}, "table_format": "delta"},
-         "column 'v' is interval day to second, which Delta tables cannot hold"),
-        ({"schema": "`a b` int", "table_format": "delta"},
-         "column 'a b' has one of the characters ' ,;{}()\\n\\t=', which Delta tables cannot hold"),
-        ({"schema": "l array<struct<`x=` int>>", "table_format": "delta"},
-         "in column 'l[]' field 'x=' has one of the characters ' ,;{}()\\n\\t=', which Delta tables cannot hold"),
+        (
+            {"schema": "o struct<l array<variant>>", "table_format": "iceberg"},
+            "column 'o.l[]' is variant, which Iceberg tables cannot hold",
+        ),
+        (
+            {"schema": "v interval day to second", "options": {"mode": "PERMISSIVE"}, "table_format": "delta"},
+            "column 'v' is interval day to second, which Delta tables cannot hold",
+        ),
+        (
+            {"schema": "`a b` int", "table_format": "delta"},
+            "column 'a b' has one of the characters ' ,;{}()\\n\\t=', which Delta tables cannot hold",
+        ),
+        (
+            {"schema": "l array<struct<`x=` int>>", "table_format": "delta"},
+            "in column 'l[]' field 'x=' has one of the characters ' ,;{}()\\n\\t=', which Delta tables cannot hold",
+        ),
     ]
     for keys, reason in cases:
-        for call in (lambda settings: run(settings, once=True, session=spark),
-                     lambda settings: run_backfill(settings, {0: 0}, {0: 1}, session=spark)):
+        for call in (
+            lambda settings: run(settings, once=True, session=spark),
+            lambda settings: run_backfill(settings, {0: 0}, {0: 1}, session=spark),
+        ):
             with pytest.raises(IngestError) as caught:
                 call(config(tmp_path, **keys))
             assert str(caught.value).startswith(f"ingest: tables.t.schema: {reason}"), str(caught.value)

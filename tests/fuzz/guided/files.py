@@ -138,18 +138,14 @@ class AccessRules(Target):
         for rules in (*sections.values(), patterns):
             for _, topic_filter in rules:
                 for name in ("c", "alice"):
-                    replaced = (
-                        topic_filter.replace("%c", name).replace("%u", name).replace("+", "b").replace("#", "b/c")
-                    )
+                    replaced = topic_filter.replace("%c", name).replace("%u", name).replace("+", "b").replace("#", "b/c")
                     topics.add(replaced)
         for topic in sorted(topic for topic in topics if is_topic(topic))[:20]:
             for client_id, username in CLIENTS:
                 for access, decide in (("w", acl.may_publish), ("r", acl.may_read)):
                     expected = _allowed(sections, patterns, access, client_id, username, topic)
                     if decide(client_id, username, topic) is not expected:
-                        raise Finding(
-                            f"{access} {topic!r} by {client_id!r}, {username!r}: {expected} is right: {text!r}"
-                        )
+                        raise Finding(f"{access} {topic!r} by {client_id!r}, {username!r}: {expected} is right: {text!r}")
 
     def seeds(self) -> Iterator[bytes]:
         yield b"topic read public/#\n\nuser alice\ntopic readwrite plant/#\ntopic deny plant/safety/#\n"

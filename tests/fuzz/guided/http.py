@@ -97,10 +97,7 @@ class Http(Target):
             self._range(wanted.strip(" \t"), status, headers, body, context)
         if method == "PUT" and status == 204:
             given = json.loads(parts[4])["offsets"]
-            if not all(
-                key.isdigit() and int(key) < PARTITIONS and type(offset) is int and offset >= 0
-                for key, offset in given.items()
-            ):
+            if not all(key.isdigit() and int(key) < PARTITIONS and type(offset) is int and offset >= 0 for key, offset in given.items()):
                 raise Finding(f"the report is wrong: {context}")
 
     def _range(self, wanted: str, status: int, headers: http.client.HTTPMessage, body: bytes, context: str) -> None:
@@ -121,9 +118,7 @@ class Http(Target):
             if not found[2] or int(found[2]) >= int(found[1]):
                 raise Finding(f"the range exists: {context}")
 
-    def _answer(
-        self, method: str, path: str, wanted: str, authorization: str, body: bytes
-    ) -> tuple[int, http.client.HTTPMessage, bytes]:
+    def _answer(self, method: str, path: str, wanted: str, authorization: str, body: bytes) -> tuple[int, http.client.HTTPMessage, bytes]:
         head = f"{method} {path} HTTP/1.1\r\nHost: h\r\nContent-Length: {len(body)}\r\n"
         head += f"Range: {wanted}\r\n" if wanted else ""
         head += f"Authorization: {authorization}\r\n" if authorization else ""

@@ -46,10 +46,7 @@ RIGHT = 1  # first byte of an input whose checksums are set to the right values
 
 
 def messages(count: int, topic: str = "a/b") -> list[Message]:
-    return [
-        Message(topic, b"%d" % index, index % 3, index % 2 == 1, b"\x01\x01", "dev", 1000 + index, 0)
-        for index in range(count)
-    ]
+    return [Message(topic, b"%d" % index, index % 3, index % 2 == 1, b"\x01\x01", "dev", 1000 + index, 0) for index in range(count)]
 
 
 def with_right_checksums(data: bytes) -> bytes:

@@ -67,9 +67,7 @@ def report(name: str, keep: bool) -> None:
     """Print which lines the inputs reach, without a fuzzer."""
     into = ["--into", str(CORPUS / name)] if keep else []
     directories = [str(WORK / name), str(CORPUS / name)]
-    done = subprocess.run(
-        python("fuzz.guided.coverage", name, *directories, *into), capture_output=True, text=True, check=False
-    )
+    done = subprocess.run(python("fuzz.guided.coverage", name, *directories, *into), capture_output=True, text=True, check=False)
     print(f"{name}: {done.stdout.strip() or done.stderr[-3000:]}", flush=True)
 
 

@@ -115,9 +115,10 @@ class Tokens(Target):
             yield SIGNED + b'{"alg":"HS256","typ":"JWT"}\n' + json.dumps({**claims, **more}).encode()
         yield SIGNED + b'{"alg":"none"}\n' + json.dumps(claims).encode()
         yield _signed(b'{"alg":"HS256"}\n' + json.dumps(claims).encode()).encode()
-        yield KEY_SET + json.dumps(
-            {"keys": [RSA, OKP, {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}, {"kty": "oct", "k": "AA"}]}
-        ).encode()
+        yield (
+            KEY_SET
+            + json.dumps({"keys": [RSA, OKP, {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"}, {"kty": "oct", "k": "AA"}]}).encode()
+        )
         yield PEM + PUBLIC
 
     def changed(self, data: bytes, random: Random) -> bytes:
@@ -126,9 +127,7 @@ class Tokens(Target):
         if len(fields) < 3:
             return data
         at = random.randrange(1, len(fields), 2)
-        fields[at] = random.choice(
-            (*self.words, b"1", b"-1", b'""', b"{}", b"true", b"1.5", random.choice(fields[1::2]))
-        )
+        fields[at] = random.choice((*self.words, b"1", b"-1", b'""', b"{}", b"true", b"1.5", random.choice(fields[1::2])))
         return b"".join(fields)
 
 

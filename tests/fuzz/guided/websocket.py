@@ -327,9 +327,7 @@ class Frames(_WebSockets):
         """Another frame at the end."""
         generator = Generator(str(random.random()))
         packet = generator.client_packet(random.choice((4, 5)))
-        code = random.choice(
-            (Opcode.BINARY, Opcode.BINARY, Opcode.CONT, Opcode.PING, Opcode.PONG, Opcode.CLOSE, Opcode.TEXT)
-        )
+        code = random.choice((Opcode.BINARY, Opcode.BINARY, Opcode.CONT, Opcode.PING, Opcode.PONG, Opcode.CLOSE, Opcode.TEXT))
         return data + _frame(code, packet if code < 8 else packet[:125], random.random() < 0.7 or code > 7)
 
 

@@ -181,9 +181,7 @@ def test_required_certificate_is_checked_in_the_handshake(start_broker: Start, t
         ask(broker, "GET", "/livez", context=files.client())
 
 
-def test_connection_with_a_certificate_ends_with_the_authorities_that_verified_it(
-    start_broker: Start, tmp_path: Path
-) -> None:
+def test_connection_with_a_certificate_ends_with_the_authorities_that_verified_it(start_broker: Start, tmp_path: Path) -> None:
     files = CertificateFiles(tmp_path)
     settings = {"certfile": str(files.certfile), "keyfile": str(files.keyfile), "cafile": str(files.cafile)}
     access = [{"name": "prometheus", "role": "viewer", "certificate": "prometheus"}]
@@ -290,14 +288,15 @@ def test_single_token_is_that_of_an_administrator() -> None:
     assert found is not None and found.rights == ROLES["admin"] and found.may_read_stream("any", ["#"])
 
 
-@pytest.mark.parametrize(("settings", "rights", "reads"), [
-    (Settings(), ROLES["viewer"], True),
-    (Settings(allow_anonymous=False), Right.STATUS, False),
-    (Settings(acl_file=Path("rules")), Right.STATUS, False),
-])
-def test_sender_without_credentials_has_the_rights_of_an_anonymous_client(
-    settings: Settings, rights: Right, reads: bool
-) -> None:
+@pytest.mark.parametrize(
+    ("settings", "rights", "reads"),
+    [
+        (Settings(), ROLES["viewer"], True),
+        (Settings(allow_anonymous=False), Right.STATUS, False),
+        (Settings(acl_file=Path("rules")), Right.STATUS, False),
+    ],
+)
+def test_sender_without_credentials_has_the_rights_of_an_anonymous_client(settings: Settings, rights: Right, reads: bool) -> None:
     anonymous = access_list(settings, AllowAll()).anonymous
     assert anonymous is not None and anonymous.rights == rights
     assert anonymous.may_read_stream("s", ["#"]) is reads
@@ -329,8 +328,12 @@ def test_names_of_a_certificate() -> None:
 
 
 def test_commands_use_the_token_of_the_most_powerful_sender() -> None:
-    access = (HttpAccess("r", "reader", token="a", streams=("*",)), HttpAccess("v", "viewer", token="b"),
-              HttpAccess("o", "operator", token="c"), HttpAccess("p", "operator", token="d"))
+    access = (
+        HttpAccess("r", "reader", token="a", streams=("*",)),
+        HttpAccess("v", "viewer", token="b"),
+        HttpAccess("o", "operator", token="c"),
+        HttpAccess("p", "operator", token="d"),
+    )
     assert [Http(access=access[:count]).command_token for count in range(5)] == [None, None, "b", "c", "c"]
     assert Http(token="t", access=access).command_token == "t"
 
@@ -338,11 +341,14 @@ def test_commands_use_the_token_of_the_most_powerful_sender() -> None:
 # --- the configuration --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("access", "problem"), [
-    ({"name": "a", "role": "viewer"}, ("token_file", "is required, or certificate")),
-    ({"name": "a", "role": "reader", "token": "t"}, ("streams", 'is required for role "reader", or user')),
-    ({"name": "a", "role": "admin", "token": "t", "streams": ("s",)}, ("streams", 'role "admin" reads all streams')),
-])
+@pytest.mark.parametrize(
+    ("access", "problem"),
+    [
+        ({"name": "a", "role": "viewer"}, ("token_file", "is required, or certificate")),
+        ({"name": "a", "role": "reader", "token": "t"}, ("streams", 'is required for role "reader", or user')),
+        ({"name": "a", "role": "admin", "token": "t", "streams": ("s",)}, ("streams", 'role "admin" reads all streams')),
+    ],
+)
 def test_entry_that_cannot_be(access: dict[str, Any], problem: tuple[str, str]) -> None:
     assert list(HttpAccess(**access).problems()) == [problem]
 

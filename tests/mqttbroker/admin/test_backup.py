@@ -75,9 +75,7 @@ class Load:
 
 def queued(database: Path) -> list[int]:
     connection = sqlite3.connect(database)
-    rows = connection.execute(
-        "SELECT payload FROM queue JOIN messages ON messages.id = message_id ORDER BY seq"
-    ).fetchall()
+    rows = connection.execute("SELECT payload FROM queue JOIN messages ON messages.id = message_id ORDER BY seq").fetchall()
     connection.close()
     return [int(payload.split()[0]) for (payload,) in rows]
 
@@ -226,9 +224,7 @@ def test_damage_is_not_backed_up(data_dir: Path, tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["data"]
 
 
-def test_a_failed_backup_leaves_nothing(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_backup_leaves_nothing(data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -68,9 +68,7 @@ def test_events_of_long_ids_and_of_too_many_that_wait_are_dropped_and_counted(tm
     waiting = 0
     told: list[str] = []
     with Core(tmp_path) as core:
-        events = ClientEvents(
-            core.broker.clients, lambda topic, payload: told.append(topic), lambda: waiting, lambda: core.seconds
-        )
+        events = ClientEvents(core.broker.clients, lambda topic, payload: told.append(topic), lambda: waiting, lambda: core.seconds)
         events.enable(True)
         core.connect("x" * (MAX_ID_BYTES + 1)).close()
         assert told == [] and events.dropped == 2

@@ -56,7 +56,7 @@ class Consumed:
         os.utime(self.directory / f"{name}.json", (self.now, self.now))
 
     def progress(self, name: str = "job", partition: int = 0) -> PartitionLag:
-        consumer, = (consumer for consumer in self.lag.consumers("s") if consumer.name == name)
+        (consumer,) = (consumer for consumer in self.lag.consumers("s") if consumer.name == name)
         return next(found for found in consumer.partitions if found.partition == partition)
 
 
@@ -138,9 +138,7 @@ def test_retention_by_size_removes_records_after_bytes_left(make: Callable[..., 
         assert progress.at_risk and left < appended <= left + 2 * record
 
 
-def test_warnings_are_repeated_at_a_bounded_rate(
-    make: Callable[..., Consumed], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_warnings_are_repeated_at_a_bounded_rate(make: Callable[..., Consumed], caplog: pytest.LogCaptureFixture) -> None:
     stream = make(age=100.0, retention_warning=20.0, warning_interval=600.0, forget_after=1e6)
     stream.append(20)
     stream.report("slow", {0: 3, 1: 0})
@@ -154,14 +152,14 @@ def test_warnings_are_repeated_at_a_bounded_rate(
     with caplog.at_level(logging.WARNING):
         assert warned() == []
         stream.now += 75
-        line, = warned()
+        (line,) = warned()
         assert line.startswith("event=consumer_at_risk stream=s consumer=slow partition=0 offset=3 lag=17 ")
         assert line.endswith("bytes_left=any partitions_at_risk=1")
         assert warned() == []
         stream.now += 601
         stream.append(1)
         stream.report("fine", {0: 21})
-        line, = warned()
+        (line,) = warned()
         assert line.startswith("event=consumer_overtaken stream=s consumer=slow partition=0 offset=3 lost=11")
         assert warned() == []
         stream.now += 601
@@ -248,9 +246,7 @@ def until(broker: BrokerProcess, check: Callable[[dict[str, float]], bool]) -> N
     wait_until(lambda: check(samples(broker.get("/metrics", {"Authorization": "Bearer t"}))))
 
 
-def test_consumers_of_a_broker(
-    start_broker: Callable[..., BrokerProcess], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_consumers_of_a_broker(start_broker: Callable[..., BrokerProcess], capsys: pytest.CaptureFixture[str]) -> None:
     broker = start_broker(config={
         "sys_interval": "100ms", "http": {"token": "t"},
         "consumers": {"interval": "100ms", "max_consumers": 2, "retention_warning_percent": 50},
@@ -264,8 +260,7 @@ def test_consumers_of_a_broker(
     over_http.report("http", {0: 4})
     below.report("files", {0: 10})
     found = shown(broker)
-    assert {name: (entry["lag"], entry["at_risk"]) for name, entry in found.items()} == {
-        "http": (6, False), "files": (0, False)}
+    assert {name: (entry["lag"], entry["at_risk"]) for name, entry in found.items()} == {"http": (6, False), "files": (0, False)}
     assert found["http"]["partitions"][0]["offset"] == 4 and found["http"]["lag_seconds"] > 0
     assert found["files"]["lag_seconds"] == 0 and found["files"]["report_age_seconds"] < 3600
     until(broker, lambda values: values.get("mqttbroker_stream_consumer_lag/http/0/s") == 6)
@@ -291,8 +286,12 @@ def test_consumers_of_a_broker(
     broker.wait_for_log(r"event=consumer_at_risk stream=s consumer=http partition=0 offset=5 .*bytes_left=\d+")
     publish(broker, 30)
     broker.wait_for_log(r"event=consumer_overtaken stream=s consumer=http partition=0 offset=5 lost=\d+")
-    until(broker, lambda values: values["mqttbroker_stream_consumer_at_risk/http/0/s"] == 1
-          and values["mqttbroker_stream_consumer_lost/http/0/s"] > 0)
+    until(
+        broker,
+        lambda values: (
+            values["mqttbroker_stream_consumer_at_risk/http/0/s"] == 1 and values["mqttbroker_stream_consumer_lost/http/0/s"] > 0
+        ),
+    )
     assert shown(broker)["http"]["at_risk"]
     assert main(["consumers", "--url", broker.url, "--token", "t"]) == 1
     heading, first, second = capsys.readouterr().out.splitlines()

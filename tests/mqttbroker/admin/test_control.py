@@ -333,8 +333,7 @@ def test_one_session(core: Core) -> None:
     connection = core.broker.registry.sessions["sub"].connection
     assert isinstance(connection, Connection)
     assert detail == SessionDetail(
-        SessionSummary("sub", None, 5, True, True, "memory", "127.0.0.1:1883", now - 10, 0.0, 2, 5,
-                       5 * 9, 2, 0xFFFFFFFF),
+        SessionSummary("sub", None, 5, True, True, "memory", "127.0.0.1:1883", now - 10, 0.0, 2, 5, 5 * 9, 2, 0xFFFFFFFF),
         keep_alive=0.0,
         max_in_flight=2,
         queued_memory_bytes=3 * 9,
@@ -426,9 +425,7 @@ def subscriptions(core: Core, cursor: int, limit: int = MAX_PAGE) -> list[tuple[
 
 
 @pytest.mark.parametrize("matches", [0, control_module.MATCHES], ids=["by session", "by filter"])
-def test_subscriptions_of_a_client_a_filter_and_a_topic(
-    core: Core, matches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_subscriptions_of_a_client_a_filter_and_a_topic(core: Core, matches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "MATCHES", matches)
     for client_id, filters in {
         "a": ["s/+", "s/1", "#", "$share/g/s/+"],
@@ -439,15 +436,25 @@ def test_subscriptions_of_a_client_a_filter_and_a_topic(
     control = core.control
     for limit in (1, 2, MAX_PAGE):
         assert subscriptions(core, control.open_client_subscriptions("a"), limit) == [
-            ("a", "#"), ("a", "$share/g/s/+"), ("a", "s/+"), ("a", "s/1")]
+            ("a", "#"),
+            ("a", "$share/g/s/+"),
+            ("a", "s/+"),
+            ("a", "s/1"),
+        ]
         assert subscriptions(core, control.open_subscribers("s/1"), limit) == [("a", "s/1"), ("b", "s/1")]
         assert subscriptions(core, control.open_subscribers("s/+"), limit) == [("a", "s/+")]
         assert subscriptions(core, control.open_subscribers("$SYS/#"), limit) == [("c", "$SYS/#")]
-        assert subscriptions(core, control.open_subscribers("$share/g/s/+"), limit) == [
-            ("a", "$share/g/s/+"), ("b", "$share/g/s/+")]
+        assert subscriptions(core, control.open_subscribers("$share/g/s/+"), limit) == [("a", "$share/g/s/+"), ("b", "$share/g/s/+")]
         assert subscriptions(core, control.open_receivers("s/1"), limit) == [
-            ("a", "#"), ("a", "$share/g/s/+"), ("a", "s/+"), ("a", "s/1"),
-            ("b", "$share/g/s/+"), ("b", "$share/h/s/+"), ("b", "+/1"), ("b", "s/1")]
+            ("a", "#"),
+            ("a", "$share/g/s/+"),
+            ("a", "s/+"),
+            ("a", "s/1"),
+            ("b", "$share/g/s/+"),
+            ("b", "$share/h/s/+"),
+            ("b", "+/1"),
+            ("b", "s/1"),
+        ]
     assert subscriptions(core, control.open_subscribers("none/#")) == []
     assert subscriptions(core, control.open_subscribers("$share/none/s")) == []
     assert subscriptions(core, control.open_receivers("$SYS/broker/uptime")) == [("c", "$SYS/#")]
@@ -472,9 +479,7 @@ def test_a_session_that_may_not_read_a_topic_does_not_receive_it(tmp_path: Path)
 
 
 @pytest.mark.parametrize("matches", [0, 10_000], ids=["by session", "by filter"])
-def test_many_subscriptions_are_visited_in_slices(
-    core: Core, matches: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_subscriptions_are_visited_in_slices(core: Core, matches: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(control_module, "MATCHES", matches)
     registry = core.broker.registry
     for client_id in many_sessions(core, 5 * SLICE):
@@ -564,8 +569,7 @@ def test_one_retained_message(core: Core) -> None:
     properties.content_type = "text/plain"
     core.connect("p").publish("t", b"21.5", 1, retain=True, properties=properties)
     message = core.control.retained_message("t")
-    assert message == RetainedMessage(
-        "t", b"21.5", 1, b"\x03\0\x0atext/plain", "p", core.seconds, core.seconds + 60)
+    assert message == RetainedMessage("t", b"21.5", 1, b"\x03\0\x0atext/plain", "p", core.seconds, core.seconds + 60)
     assert core.control.retained_message("none") is None and core.control.retained_message("#") is None
     cursor = core.control.open_retained("#")
     core.seconds += 61

@@ -561,7 +561,9 @@ def test_a_live_filter_that_is_no_filter_stops(open_page: Open, broker: BrokerPr
     page.get_by_label("Topic filter").fill(topic_filter)
     expect(page.get_by_label("WebSocket listener")).not_to_have_value("")
     page.get_by_role("button", name="Start").click()
-    expect(page.get_by_role("status").filter(has_text=re.compile("^Stopped: the broker refuses the topic filter|has at most 65535 bytes"))).to_be_visible()
+    expect(
+        page.get_by_role("status").filter(has_text=re.compile("^Stopped: the broker refuses the topic filter|has at most 65535 bytes"))
+    ).to_be_visible()
     expect(page.get_by_role("button", name="Stop", exact=True)).to_be_disabled()
     tried = len(sockets)
     page.clock.run_for(60_000)

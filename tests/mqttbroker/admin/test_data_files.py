@@ -33,9 +33,7 @@ def publish(broker: BrokerProcess) -> None:
 
 
 @pytest.mark.parametrize(("file_mode", "files", "directories"), [("0600", 0o600, 0o700), ("0640", 0o640, 0o750)])
-def test_files_are_readable_by_the_configured_users_only(
-    tmp_path: Path, file_mode: str, files: int, directories: int
-) -> None:
+def test_files_are_readable_by_the_configured_users_only(tmp_path: Path, file_mode: str, files: int, directories: int) -> None:
     data, backup = tmp_path / "data", tmp_path / "backup"
     with BrokerProcess(data_dir=data, config={"data_mode": file_mode, **STREAM}) as broker:
         publish(broker)
@@ -61,9 +59,7 @@ def open_umask() -> Iterator[None]:
     os.umask(before)
 
 
-def test_every_file_of_a_broker_is_private(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path, open_umask: None
-) -> None:
+def test_every_file_of_a_broker_is_private(start_broker: Callable[..., BrokerProcess], tmp_path: Path, open_umask: None) -> None:
     data, audit, sock = tmp_path / "data", tmp_path / "audit.log", tmp_path / "mqtt.sock"
     (tmp_path / "users").write_text(f"alice:{hash_password(b'right')}\n")
     broker = start_broker(data_dir=data, config={

@@ -93,9 +93,7 @@ def test_api_has_the_samples_of_counters_latencies_and_streams(start_broker: Sta
         assert found["times"] == sorted(found["times"]) and found["times"][-1] <= found["now"]
         last = found["times"][-1]
         assert all(moment > last for moment in api.get("/history", since=last)["times"])
-    assert api.refused(400, "since", "GET", "/history", since="yesterday") == (
-        'since: must be Unix time in seconds, got "yesterday"'
-    )
+    assert api.refused(400, "since", "GET", "/history", since="yesterday") == ('since: must be Unix time in seconds, got "yesterday"')
 
 
 def test_history_may_be_off_and_begins_anew_with_a_start(start_broker: Start) -> None:

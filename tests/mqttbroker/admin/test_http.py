@@ -35,10 +35,7 @@ OPEN = access_list(Settings(), AllowAll())
 
 
 def records(count: int, start: int = 0, payload: bytes = b"21.5") -> List[Message]:
-    return [
-        Message("sensors/a", payload, 1, False, b"", "dev", (start + index) * 1000, 0)
-        for index in range(count)
-    ]
+    return [Message("sensors/a", payload, 1, False, b"", "dev", (start + index) * 1000, 0) for index in range(count)]
 
 
 @pytest.fixture
@@ -68,9 +65,7 @@ class Service:
     async def readiness(self) -> List[str]:
         return self.reasons
 
-    def get(
-        self, path: str, headers: Optional[Dict[str, str]] = None, method: str = "GET"
-    ) -> Tuple[int, Dict[str, str], bytes]:
+    def get(self, path: str, headers: Optional[Dict[str, str]] = None, method: str = "GET") -> Tuple[int, Dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
         try:
             connection.request(method, path, headers=headers or {})
@@ -136,14 +131,22 @@ def test_ranges(service: Service, logs: StreamLogs) -> None:
         assert headers["content-range"] == f"bytes {start}-{end - 1}/{size}"
 
 
-@pytest.mark.parametrize("wanted", [
-    "bytes={size}-", "bytes=10000000-", "bytes=9-3", "lines=1-2", "bytes=-0", "bytes=-", "bytes=0-1,4-5", "bytes=x-",
-])
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        "bytes={size}-",
+        "bytes=10000000-",
+        "bytes=9-3",
+        "lines=1-2",
+        "bytes=-0",
+        "bytes=-",
+        "bytes=0-1,4-5",
+        "bytes=x-",
+    ],
+)
 def test_ranges_that_cannot_be_satisfied(service: Service, logs: StreamLogs, wanted: str) -> None:
     size = len(content(logs))
-    status, headers, body = service.get(
-        f"/streams/s/0/{FILE}", {"Range": wanted.format(size=size)}
-    )
+    status, headers, body = service.get(f"/streams/s/0/{FILE}", {"Range": wanted.format(size=size)})
     assert (status, headers["content-range"]) == (416, f"bytes */{size}")
     assert json.loads(body) == {"error": f"bytes 0 to {size - 1} are committed"}
 
@@ -321,9 +324,7 @@ def test_stalled_readers_do_not_slow_others(service: Service, logs: StreamLogs) 
     assert len(service.get(f"/streams/s/1/{FILE}")[2]) == size
 
 
-def test_a_stalled_reader_is_disconnected(
-    service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stalled_reader_is_disconnected(service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_streams, "SLICE_TIMEOUT", 0.05)
     size = large(logs)
     client = stalled(service)
@@ -364,9 +365,7 @@ def test_a_body_that_does_not_arrive_is_408(service: Service, monkeypatch: pytes
 
 def test_clients_that_send_no_bodies_do_not_keep_others_out(start_broker: Callable[..., BrokerProcess]) -> None:
     access = [{"name": "grafana", "role": "viewer", "streams": ["s"], "token": "t"}]
-    broker = start_broker(
-        config={"http": {"max_connections": 5, "access": access}, "streams": {"s": {"filters": ["#"]}}}
-    )
+    broker = start_broker(config={"http": {"max_connections": 5, "access": access}, "streams": {"s": {"filters": ["#"]}}})
     address = ("127.0.0.1", broker.http_port)
     head = "PUT /streams/s/consumers/c HTTP/1.1\r\nHost: h\r\nAuthorization: Bearer t\r\nContent-Length: 23\r\n\r\n{"
     with ExitStack() as stack:
@@ -394,9 +393,7 @@ def test_a_body_of_chunks_that_is_too_large_is_413(service: Service) -> None:
         assert client.recv(4096).startswith(b"HTTP/1.1 413")
 
 
-def test_too_many_downloads_are_503(
-    service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_many_downloads_are_503(service: Service, logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_streams, "MAX_DOWNLOADS", 1)
     large(logs)
     client = stalled(service)
@@ -408,9 +405,7 @@ def test_too_many_downloads_are_503(
         pass
 
 
-def test_stop_does_not_wait_for_a_stalled_reader(
-    logs: StreamLogs, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_does_not_wait_for_a_stalled_reader(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_application, "STOP_TIMEOUT", 0.1)
     service = Service(logs)
     large(logs)
@@ -420,14 +415,16 @@ def test_stop_does_not_wait_for_a_stalled_reader(
     assert not any(thread.name == "http" for thread in threading.enumerate())
 
 
-@pytest.mark.parametrize("request_bytes", [
-    b"\x00\x01nonsense\r\n\r\n",
-    b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
-    b"PUT /streams/x/consumers/y HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"PUT /streams/x/consumers/y HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Encoding: gzip\r\n\r\nabcde",
-])
-def test_malformed_http_is_refused_without_a_stack_in_the_log(start_broker: Callable[..., BrokerProcess],
-                                                              request_bytes: bytes) -> None:
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x00\x01nonsense\r\n\r\n",
+        b"GET http://[ HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"PUT /streams/x/consumers/y HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"PUT /streams/x/consumers/y HTTP/1.1\r\nHost: x\r\nContent-Length: 5\r\nContent-Encoding: gzip\r\n\r\nabcde",
+    ],
+)
+def test_malformed_http_is_refused_without_a_stack_in_the_log(start_broker: Callable[..., BrokerProcess], request_bytes: bytes) -> None:
     broker = start_broker(config={"log": {"level": "debug"}, "streams": {"x": {"filters": ["#"]}}})
     with socket.create_connection((broker.host, broker.http_port), timeout=PATIENCE) as sock:
         sock.sendall(request_bytes)
@@ -455,9 +452,7 @@ def test_streams_are_protected_as_anonymous_mqtt_clients_are(
         config = {"acl_file": str(tmp_path / "rules")}
     broker = start_broker(config={**config, "streams": {"x": {"filters": ["#"]}}})
     for method, path in (("GET", "/streams"), ("GET", "/streams/x"), ("PUT", "/streams/x/consumers/c")):
-        request = urllib.request.Request(
-            broker.url + path, method=method, data=b'{"offsets": {"0": 0}}' if method == "PUT" else None
-        )
+        request = urllib.request.Request(broker.url + path, method=method, data=b'{"offsets": {"0": 0}}' if method == "PUT" else None)
         if protected:
             with pytest.raises(urllib.error.HTTPError, match="403"):
                 urllib.request.urlopen(request, timeout=30)

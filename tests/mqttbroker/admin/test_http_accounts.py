@@ -134,9 +134,14 @@ def test_rules_are_added_and_removed_at_once(api: Api, files: Path) -> None:
     pattern = {"pattern": True, "access": "deny", "filter": "x/%c"}
     assert api.ask("POST", "/acl/rules", pattern)[0] == 200
     assert [item["filter"] for item in api.pages("/acl/rules", 1, pattern="true")] == ["x/%c", "devices/%u/#"]
-    for field, wrong in (("filter", {"filter": "a/#/b"}), ("filter", {"filter": "x%c", "pattern": True}),
-                         ("access", {"access": "all"}), ("username", {"username": "a\nb"}), ("filter", {"filter": "a\n"}),
-                         ("username", {"username": "alice", "pattern": True})):
+    for field, wrong in (
+        ("filter", {"filter": "a/#/b"}),
+        ("filter", {"filter": "x%c", "pattern": True}),
+        ("access", {"access": "all"}),
+        ("username", {"username": "a\nb"}),
+        ("filter", {"filter": "a\n"}),
+        ("username", {"username": "alice", "pattern": True}),
+    ):
         api.refused(400, field, "POST", "/acl/rules", {"access": "read", "filter": "a", **wrong})
     client.close()
 
@@ -184,9 +189,12 @@ def test_viewers_and_operators_change_no_users_and_rules(api: Api, files: Path) 
         other = Api(api.broker, role)
         assert other.get("/users")["items"] and other.get("/acl/rules")["items"] and other.get("/acl/file")["text"]
         for method, where, body in (
-            ("POST", "/users", {"username": "bob", "password": "b"}), ("DELETE", "/users/alice", None),
-            ("PUT", "/users/alice/password", {"password": "b"}), ("DELETE", "/acl/rules", None),
-            ("POST", "/acl/rules", {"access": "read", "filter": "#"}), ("PUT", "/acl/file", {}),
+            ("POST", "/users", {"username": "bob", "password": "b"}),
+            ("DELETE", "/users/alice", None),
+            ("PUT", "/users/alice/password", {"password": "b"}),
+            ("DELETE", "/acl/rules", None),
+            ("POST", "/acl/rules", {"access": "read", "filter": "#"}),
+            ("PUT", "/acl/file", {}),
         ):
             other.refused(403, None, method, where, body)
     assert [(files / name).read_text() for name in ("passwords", "rules")] == before

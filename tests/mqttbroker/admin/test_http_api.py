@@ -225,7 +225,7 @@ def test_bans_are_made_listed_and_lifted(api: Api, connect: Callable[..., RawCli
     body = {"client_id": "banned-1", "seconds": 600, "reason": "broken"}
     assert api.ask("POST", "/bans", body) == (200, {"disconnected": 1})
     client.expect_closed()
-    ban, = (item for item in api.pages("/bans", 1) if item["client_id"] == "banned-1")
+    (ban,) = (item for item in api.pages("/bans", 1) if item["client_id"] == "banned-1")
     assert (ban["cause"], ban["reason"], ban["protocol"]) == ("operator", "broken", "mqtt")
     assert 0 < ban["seconds_left"] <= 600
     assert api.ask("DELETE", "/bans", client_id="banned-1") == (204, None)
@@ -251,7 +251,7 @@ def test_ban_of_an_http_sender_is_listed_and_lifted(start_broker: Start) -> None
 
     assert api.get("/bans", protocol="http")["items"] == []
     assert [elsewhere("wrong") for _ in range(3)] == [401, 401, 429] and elsewhere("t-viewer") == 429
-    ban, = api.get("/bans", protocol="http")["items"]
+    (ban,) = api.get("/bans", protocol="http")["items"]
     assert (ban["address"], ban["cause"], ban["protocol"]) == ("127.0.0.2", "failed_logins", "http")
     assert api.get("/bans")["items"] == []
     assert api.ask("DELETE", "/bans", protocol="http", address="127.0.0.2") == (204, None)
@@ -268,7 +268,7 @@ def test_ban_of_an_http_sender_is_listed_and_lifted(start_broker: Start) -> None
 def test_streams_and_their_consumers(api: Api) -> None:
     reader = Api(api.broker, "reader")
     assert [item["name"] for item in api.get("/streams")["items"]] == ["lab", "plant"]
-    stream, = reader.get("/streams")["items"]
+    (stream,) = reader.get("/streams")["items"]
     assert stream["name"] == "plant" and stream["filters"] == ["plant/#"] and len(stream["partitions"]) == 2
     assert reader.get("/streams/plant/consumers") == {"items": []}
     reader.refused(403, None, "GET", "/streams/lab/consumers")
@@ -278,7 +278,7 @@ def test_streams_and_their_consumers(api: Api) -> None:
 def test_status_listeners_and_log_level(api: Api) -> None:
     status = api.get("/status")
     assert status["clients_connected"] >= 0 and status["totals"]["connections"] >= 0 and "memory" in status
-    listener, = api.get("/listeners")["items"]
+    (listener,) = api.get("/listeners")["items"]
     assert (listener["type"], listener["ports"]) == ("tcp", [api.broker.port])
 
 
@@ -419,10 +419,15 @@ def test_every_change_is_in_this_table_and_needs_more_than_a_viewer(api: Api) ->
     paths = api.get("/openapi.json")["paths"]
     consumers = "/api/v1/streams/{name}/consumers/{consumer}"  # of the readers of a stream, whatever their role is
     changes = {
-        (re.search(r"Needs role (\w+)", operation["description"])[1], method.upper(),  # type: ignore[index]
-         re.sub(r"\{\w+\}", "none", path.removeprefix("/api/v1")))
-        for path, operations in paths.items() if path.startswith("/api/") and path != consumers
-        for method, operation in operations.items() if method != "get"
+        (
+            re.search(r"Needs role (\w+)", operation["description"])[1],
+            method.upper(),  # type: ignore[index]
+            re.sub(r"\{\w+\}", "none", path.removeprefix("/api/v1")),
+        )
+        for path, operations in paths.items()
+        if path.startswith("/api/") and path != consumers
+        for method, operation in operations.items()
+        if method != "get"
     }
     assert changes == {need for need in NEEDS if need[1] != "GET"} and "viewer" not in {role for role, _, _ in changes}
 
@@ -483,8 +488,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "query", "field", "detail"), WRONG)
-def test_mistake_is_named(api: Api, method: str, path: str, body: Any, query: dict[str, str], field: Optional[str],
-                          detail: str) -> None:
+def test_mistake_is_named(api: Api, method: str, path: str, body: Any, query: dict[str, str], field: Optional[str], detail: str) -> None:
     assert api.refused(400, field, method, path, body, **query).startswith(detail)
 
 

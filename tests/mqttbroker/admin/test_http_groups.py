@@ -77,9 +77,7 @@ def test_lag_of_a_group_stands_with_that_of_other_consumers(broker: BrokerProces
         "group": "g", "filter": "", "offsets": [{"partition": 0, "offset": 4}], "in_flight": 6, "redelivered": 0,
         "refused": 0, "members": [{"client_id": "member", "partitions": [0]}],
     }]  # fmt: skip
-    while b'mqttbroker_stream_consumer_lag{consumer="$share/g",partition="0",stream="log"} 6.0' not in (
-        broker.get("/metrics", HEADERS)
-    ):
+    while b'mqttbroker_stream_consumer_lag{consumer="$share/g",partition="0",stream="log"} 6.0' not in (broker.get("/metrics", HEADERS)):
         pass
     shown = run("consumers", "--url", broker.url, "--token", TOKEN, cwd=broker.directory)
     assert shown.returncode == 0 and "$share/g" in shown.stdout
@@ -124,7 +122,12 @@ def test_a_reset_moves_a_group(broker: BrokerProcess, to: str, expected: int) ->
 def test_a_group_is_reset_and_forgotten_by_command(broker: BrokerProcess) -> None:
     with join(broker) as member:
         receive(member, 10, 10)
-    assert run("consumers", "log", "--reset", "g", "--to", "offset:0=8", "--url", broker.url, "--token", TOKEN, cwd=broker.directory).returncode == 0
+    assert (
+        run(
+            "consumers", "log", "--reset", "g", "--to", "offset:0=8", "--url", broker.url, "--token", TOKEN, cwd=broker.directory
+        ).returncode
+        == 0
+    )
     with join(broker) as member:
         assert receive(member, 2, 2) == [8, 9]
     wrong = run("consumers", "log", "--reset", "g", "--to", "yesterday", "--url", broker.url, "--token", TOKEN, cwd=broker.directory)

@@ -78,9 +78,7 @@ def packet_of(record: Record, version: int = 5) -> Packet:
 
 
 @pytest.mark.parametrize("version", [4, 5])
-def test_a_client_is_traced_from_connect_to_disconnect_without_secrets_and_payloads(
-    broker: BrokerProcess, version: int
-) -> None:
+def test_a_client_is_traced_from_connect_to_disconnect_without_secrets_and_payloads(broker: BrokerProcess, version: int) -> None:
     with begin(broker, client_id="dev", seconds=60, max_bytes=100_000) as answer:
         assert header_of(answer) == (0xA1B2C3D4, 2, 4, 0, 0, 262_144, 101)
         with RawClient(broker.port, version) as other, RawClient(broker.port, version) as client:

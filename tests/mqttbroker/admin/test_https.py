@@ -54,7 +54,7 @@ def test_stream_files_over_tls(start_broker: Start, files: CertificateFiles) -> 
     context = files.client()
     assert get(broker, context, FILE) == (200, data)
     for start, end in ((0, 0), (1, 262_144), (5, len(data) - 2)):
-        assert get(broker, context, FILE, f"{start}-{end}") == (206, data[start:end + 1])
+        assert get(broker, context, FILE, f"{start}-{end}") == (206, data[start : end + 1])
     assert get(broker, context, "/livez")[0] == 200
 
 

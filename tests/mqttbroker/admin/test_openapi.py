@@ -47,9 +47,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 
 @pytest.fixture(scope="module")
 def api_schema(api: BrokerProcess) -> Any:
-    return schemathesis.openapi.from_url(
-        f"{api.url}/api/v1/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"}
-    )
+    return schemathesis.openapi.from_url(f"{api.url}/api/v1/openapi.json", headers={"Authorization": f"Bearer {TOKEN}"})
 
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
@@ -84,7 +82,5 @@ def test_many_requests_and_sequences_of_them(api: BrokerProcess, tmp_path: Path)
         "not_a_server_error,status_code_conformance,content_type_conformance,response_schema_conformance,"
         "negative_data_rejection,positive_data_acceptance,ignored_auth,unsupported_method",
     ]  # fmt: skip
-    done = subprocess.run(
-        command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1100
-    )
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=1100)
     assert done.returncode == 0, "\n".join(line[:500] for line in done.stdout.splitlines())

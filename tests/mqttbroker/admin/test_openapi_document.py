@@ -63,9 +63,7 @@ def test_what_may_be_left_out_has_no_empty_default(document: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def generated(
-    document: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Callable[[str], Any]]:
+def generated(document: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Any]]:
     """Imports a module of a client that is generated from the document."""
     directory = tmp_path_factory.mktemp("client")
     (directory / "openapi.json").write_text(json.dumps(document))

@@ -192,20 +192,14 @@ def damages() -> dict[str, Callable[[Path], object]]:
         "header": lambda data_dir: overwrite(data_dir / DATABASE, 1, CHANGES["zeros"]),
         "no database": lambda data_dir: (data_dir / DATABASE).write_bytes(b"x" * 9000),
         "queue": index_page,
-        "half the file": lambda data_dir: os.truncate(
-            data_dir / DATABASE, (data_dir / DATABASE).stat().st_size // 2
-        ),
-        "log tail": lambda data_dir: os.truncate(
-            max((data_dir / "streams/s/0").glob("*.seg")), 100
-        ),
+        "half the file": lambda data_dir: os.truncate(data_dir / DATABASE, (data_dir / DATABASE).stat().st_size // 2),
+        "log tail": lambda data_dir: os.truncate(max((data_dir / "streams/s/0").glob("*.seg")), 100),
         "stream.json": lambda data_dir: (data_dir / "streams/s/stream.json").write_text("{"),
     }
 
 
 @pytest.mark.parametrize("damage", damages())
-def test_a_broker_starts_with_what_can_be_read(
-    data_dir: Path, start_broker: Start, damage: str
-) -> None:
+def test_a_broker_starts_with_what_can_be_read(data_dir: Path, start_broker: Start, damage: str) -> None:
     damages()[damage](data_dir)
     before = {path: path.read_bytes() for path in data_dir.rglob("*.*") if path.is_file()}
     broker = start_broker(data_dir=data_dir, config=STREAM)

@@ -89,9 +89,7 @@ def use(port: int) -> None:
 
 
 @NEEDS_MOSQUITTO
-def test_all_topics_of_mosquitto_are_there_and_count_the_same(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path
-) -> None:
+def test_all_topics_of_mosquitto_are_there_and_count_the_same(start_broker: Callable[..., BrokerProcess], tmp_path: Path) -> None:
     broker = start_broker(config={"sys_interval": "1s"})
     found = []
     with mosquitto(tmp_path, "sys_interval 1") as other:
@@ -102,8 +100,15 @@ def test_all_topics_of_mosquitto_are_there_and_count_the_same(
     (before, after), (our_before, ours) = found
     assert after.keys() - ours.keys() == set()
     for name in (
-        "clients/total", "clients/connected", "clients/disconnected", "subscriptions/count", "retained messages/count",
-        "publish/messages/dropped", "publish/bytes/received", "store/messages/count", "messages/stored",
+        "clients/total",
+        "clients/connected",
+        "clients/disconnected",
+        "subscriptions/count",
+        "retained messages/count",
+        "publish/messages/dropped",
+        "publish/bytes/received",
+        "store/messages/count",
+        "messages/stored",
     ):
         assert int(ours[name]) - int(our_before[name]) == int(after[name]) - int(before[name]), name
     # Mosquitto 2.0 leaves out PUBLISH packets with QoS 2 or RETAIN.

@@ -205,9 +205,7 @@ TOPIC = st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool)
 
 
 @given(FILTER, TOPIC, st.sampled_from(["alice", "bob", "eve", None]))
-def test_each_topic_of_a_filter_that_may_be_read_may_be_read(
-    topic_filter: str, topic: str, username: Optional[str]
-) -> None:
+def test_each_topic_of_a_filter_that_may_be_read_may_be_read(topic_filter: str, topic: str, username: Optional[str]) -> None:
     acl = parse_acl(RULES.replace("alice/", "a/").replace("all/", "b/"), "acl")
     if matches(topic_filter, topic) and acl.may_read_all("c", username, topic_filter):
         assert acl.may_read("c", username, topic)

@@ -455,7 +455,7 @@ def test_empty_credentials_are_none(tmp_path: Path) -> None:
             for username, password, code in (("", b"", expected), ("", b"x", 0x86), ("alice", b"", 0x86)):
                 with guarded.open() as client:
                     assert client.connect("empty", username=username, password=password).reason_code == code
-            assert not [line for line in guarded.process.lines if 'event=connected' in line and 'user=""' not in line]
+            assert not [line for line in guarded.process.lines if "event=connected" in line and 'user=""' not in line]
 
 
 def test_a_listener_overrides_allow_anonymous(tmp_path: Path) -> None:

@@ -121,9 +121,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD_LINES)
-def test_a_damaged_line_is_named_and_kept(
-    tmp_path: Path, line: str, reason: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_damaged_line_is_named_and_kept(tmp_path: Path, line: str, reason: str, caplog: pytest.LogCaptureFixture) -> None:
     text = f"{json.dumps(GOOD)}\n{line}\n{json.dumps(GOOD | {'client_id': 'last'})}\n"
     (tmp_path / BAN_FILE).write_text(text, encoding="latin-1")
 
@@ -137,9 +135,7 @@ def test_a_damaged_line_is_named_and_kept(
 
 
 @pytest.mark.parametrize("kill", [False, True])
-def test_a_ban_outlives_a_restart_of_the_broker(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path, kill: bool
-) -> None:
+def test_a_ban_outlives_a_restart_of_the_broker(start_broker: Callable[..., BrokerProcess], tmp_path: Path, kill: bool) -> None:
     users = tmp_path / "users"
     users.write_text(f"alice:{hash_password(b'secret')}\n")
     broker = start_broker(config={"password_file": str(users), "bans": {"failures": 2, "first": "100s"}})
@@ -158,9 +154,7 @@ def test_a_ban_outlives_a_restart_of_the_broker(
     assert [row["until"] - time.time() > 50 for row in rows if row["banned"]] == [True]
 
 
-def test_a_defect_of_its_thread_is_logged(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_of_its_thread_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ban_file, "replace_file", lambda *arguments, **options: 1 // 0)
     restarted(tmp_path, lambda bans, now: bans.ban(("10.0.0.1", "", ""), FOREVER, "", now), lambda bans, now: None)
     assert "event=defect in=ban_file" in caplog.text and "ZeroDivisionError" in caplog.text

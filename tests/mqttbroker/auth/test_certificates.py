@@ -85,9 +85,7 @@ def test_a_certificate_without_the_configured_name(start_broker: Start, files: C
 
 
 @pytest.mark.parametrize("former", [False, True])
-def test_a_client_id_bound_to_a_certificate_without_its_user_name(
-    start_broker: Start, files: CertificateFiles, former: bool
-) -> None:
+def test_a_client_id_bound_to_a_certificate_without_its_user_name(start_broker: Start, files: CertificateFiles, former: bool) -> None:
     """The clients are anonymous, and yet nobody takes the client id of another one."""
     key = "client_id_pattern" if former else "client_id_from"
     broker = start_broker(config=files.config(client_certificate="optional", **{key: "%i-*"}))

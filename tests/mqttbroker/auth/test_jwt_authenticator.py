@@ -136,9 +136,7 @@ async def test_a_long_token_is_refused(start: Start) -> None:
 def count_verifications(monkeypatch: pytest.MonkeyPatch, authenticator: JwtAuthenticator) -> list[str]:
     verified: list[str] = []
     original = authenticator._verifier.verify
-    monkeypatch.setattr(
-        authenticator._verifier, "verify", lambda text, keys: verified.append(text) or original(text, keys)
-    )
+    monkeypatch.setattr(authenticator._verifier, "verify", lambda text, keys: verified.append(text) or original(text, keys))
     return verified
 
 
@@ -293,9 +291,7 @@ async def test_unknown_key_ids_do_not_fetch_too_often(start: Start, server: KeyS
     await fetched(authenticator, 1)
     for number in range(3):
         code, failed, detail = await ask(authenticator, token(name="b", kid=f"unknown-{number}"))
-        assert (code, failed, detail) == (
-            BAD_USER_NAME_OR_PASSWORD, False, "the token is signed by an unknown key"
-        )
+        assert (code, failed, detail) == (BAD_USER_NAME_OR_PASSWORD, False, "the token is signed by an unknown key")
     assert server.requests == 1
 
 
@@ -323,9 +319,7 @@ async def test_a_key_that_was_removed_is_no_longer_accepted(start: Start, server
     ],
 )
 async def test_the_last_good_keys_stay_in_use(start: Start, server: KeyServer, mode: str, reason: str) -> None:
-    authenticator = start(
-        jwks_url=server.url, jwks_refresh=0.05, jwks_min_interval=0.05, jwks_timeout=2.0, jwks_max_size=4096
-    )
+    authenticator = start(jwks_url=server.url, jwks_refresh=0.05, jwks_min_interval=0.05, jwks_timeout=2.0, jwks_max_size=4096)
     assert (await ask(authenticator, token(name="a", kid="a"))).username == "pump"
     assert authenticator.problems == []
     if mode in ("garbage", "empty"):

@@ -218,13 +218,17 @@ def test_logins_are_counted(broker: TokenBroker) -> None:
     after = logins()
     changed = {name.partition("/")[2]: value - before.get(name, 0) for name, value in after.items()}
     assert {name: value for name, value in changed.items() if value} == {
-        "jwt/accepted": 1, "jwt/rejected": 1, "password_file/accepted": 1, "password_file/rejected": 1
+        "jwt/accepted": 1,
+        "jwt/rejected": 1,
+        "password_file/accepted": 1,
+        "password_file/rejected": 1,
     }
 
 
 def test_wrong_tokens_lead_to_a_ban_and_expired_ones_do_not(tmp_path: Path) -> None:
     settings = {"algorithms": ["HS256"], "secret": SECRET}
     with BrokerProcess(tmp_path / "data", {"jwt": settings, "bans": {"failures": 3}}) as process:
+
         def code(text: str) -> int:
             with RawClient(process.port) as client:
                 return client.connect("c", username="pump", password=text.encode()).reason_code
@@ -242,6 +246,7 @@ def test_keys_from_a_url_that_rotates_and_fails(tmp_path: Path) -> None:
         server.mode = "error"
         settings = {"algorithms": ["RS256"], "jwks_url": server.url, "jwks_min_interval": "100ms"}
         with BrokerProcess(tmp_path / "data", {"jwt": settings, "bans": EXEMPT}) as process:
+
             def code(name: str, version: int = 5) -> int:
                 with RawClient(process.port, version) as client:
                     login = {"username": "any", "password": token(name=name, kid=name).encode()}
@@ -270,6 +275,7 @@ def test_keys_from_a_url_that_rotates_and_fails(tmp_path: Path) -> None:
 def test_sighup_reads_the_key_again(tmp_path: Path) -> None:
     broker = TokenBroker(tmp_path)
     with broker.process as process:
+
         def reload(pattern: str) -> None:
             after = len(process.lines)
             os.kill(process.pid, signal.SIGHUP)
@@ -304,8 +310,7 @@ MISTAKES = [
     ('algorithms = ["HS256"]\nsecret_file = "key.pem"\nsecret = "tellme"', "jwt.secret_file: secret is set, too"),
     ('algorithms = ["HS256"]\nsecret_file = "none"', "jwt.secret_file: none: No such file or directory"),
     ('algorithms = ["RS256"]\npublic_key_file = "key.pem"\njwks_file = "k"', "jwt.jwks_file: public_key_file is set, too"),
-    ('algorithms = ["ES256"]\npublic_key_file = "key.pem"',
-     "jwt.public_key_file: key.pem: an RSA key, which ES256 does not use"),
+    ('algorithms = ["ES256"]\npublic_key_file = "key.pem"', "jwt.public_key_file: key.pem: an RSA key, which ES256 does not use"),
     ('algorithms = ["RS256"]\npublic_key_file = "private.pem"', "jwt.public_key_file: private.pem: a private key"),
     ('algorithms = ["RS256"]\npublic_key_file = "none"', "jwt.public_key_file: none: cannot be read: No such file"),
     ('algorithms = ["RS256"]\njwks_file = "key.pem"', "jwt.jwks_file: key.pem: not JSON"),

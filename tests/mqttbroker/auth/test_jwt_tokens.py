@@ -249,9 +249,14 @@ def test_a_changed_token_is_refused(junk: bytes, part: int, position: int, is_en
         verify(changed, FIXED_KEYS)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-                    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8),
-       st.sampled_from(["sub", "exp", "nbf", "iat", "aud", "iss", "acl", "device", "role"]))
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+        max_leaves=8,
+    ),
+    st.sampled_from(["sub", "exp", "nbf", "iat", "aud", "iss", "acl", "device", "role"]),
+)
 def test_claims_of_any_type(value: Any, claim: str) -> None:
     try:
         text = token("HS256", **{claim: value})

@@ -65,9 +65,7 @@ def client(broker: BrokerProcess, host: str = "127.0.0.1", version: int = 5) -> 
     return raw
 
 
-def login(
-    broker: BrokerProcess, user: str, password: bytes = PASSWORD, host: str = "127.0.0.1", version: int = 5
-) -> int:
+def login(broker: BrokerProcess, user: str, password: bytes = PASSWORD, host: str = "127.0.0.1", version: int = 5) -> int:
     with client(broker, host, version) as raw:
         raw.send(Connect(f"c-{user}", version, True, 60, username=user, password=password))
         return raw.expect(Connack).reason_code
@@ -181,9 +179,7 @@ def test_an_address_that_tries_many_names_is_banned(start_broker: Start, users: 
     assert login(broker, "alice") == 0
 
 
-def test_a_token_raises_no_limit_of_the_user_name_that_is_claimed_with_it(
-    start_broker: Start, users: Path, tmp_path: Path
-) -> None:
+def test_a_token_raises_no_limit_of_the_user_name_that_is_claimed_with_it(start_broker: Start, users: Path, tmp_path: Path) -> None:
     key = tmp_path / "key.pem"
     key.write_bytes(public_pem("RS256"))
     jwt = {"algorithms": ["RS256"], "public_key_file": str(key)}

@@ -224,9 +224,7 @@ def test_the_command_sets_replaces_and_deletes(tmp_path: Path) -> None:
         (["missing/users", "bob"], "x\n", 1, "No such file or directory"),
     ],
 )
-def test_errors_of_the_command_are_one_line(
-    tmp_path: Path, arguments: list[str], typed: str, status: int, reason: str
-) -> None:
+def test_errors_of_the_command_are_one_line(tmp_path: Path, arguments: list[str], typed: str, status: int, reason: str) -> None:
     done = passwd(str(tmp_path / arguments[0]), *arguments[1:], typed=typed)
     assert done.returncode == status
     assert done.stderr.startswith("mqttbroker passwd: ") and done.stderr.count("\n") == 1 and reason in done.stderr

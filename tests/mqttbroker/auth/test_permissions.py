@@ -95,9 +95,7 @@ def test_decisions(claim: object, question: str, topic: str, expected: int) -> N
         ("%u/%c", "%u", "%c", "%c/%c", DENIED),
     ],
 )
-def test_a_name_never_widens_a_permission(
-    topic_filter: str, client_id: str, username: Optional[str], topic: str, expected: int
-) -> None:
+def test_a_name_never_widens_a_permission(topic_filter: str, client_id: str, username: Optional[str], topic: str, expected: int) -> None:
     assert decide({"pub": [topic_filter]}, "publish", topic, client_id, username) == expected
 
 

@@ -337,8 +337,7 @@ WRONG = [
     ({"object": "nowhere:Class"}, "plugin: ModuleNotFoundError: No module named 'nowhere'"),
     ({"object": "scripted:Missing"}, "plugin: AttributeError: module 'scripted' has no attribute 'Missing'"),
     ({"object": "scripted:PLAIN"}, "plugin: TypeError: scripted:PLAIN has no method: async def authenticate(self, login)"),
-    ({"options": {"color": "red"}},
-     "plugin: TypeError: Scripted.__init__() got an unexpected keyword argument 'color'"),
+    ({"options": {"color": "red"}}, "plugin: TypeError: Scripted.__init__() got an unexpected keyword argument 'color'"),
     ({"object": "scripted:slow", "start_timeout": "300ms"}, "plugin: not loaded within 0.3 s"),
     ({"object": "scripted:dead"}, "plugin: the process ended with status 7"),
 ]

@@ -50,8 +50,12 @@ def test_a_password_is_proven_for_its_user_and_line_only() -> None:
     proven = ProvenPasswords(10)
     proven.add("alice", "$hash", b"secret")
     assert proven.has("alice", "$hash", b"secret")
-    for user, line, password in (("alice", "$hash", b"no"), ("alice", "$other", b"secret"), ("bob", "$hash", b"secret"),
-                                 ("alic", "e$hash", b"secret")):
+    for user, line, password in (
+        ("alice", "$hash", b"no"),
+        ("alice", "$other", b"secret"),
+        ("bob", "$hash", b"secret"),
+        ("alic", "e$hash", b"secret"),
+    ):
         assert not proven.has(user, line, password)
     proven.forget("alice", "$hash")
     assert not proven.has("alice", "$hash", b"secret")
@@ -89,10 +93,7 @@ def test_passwords_are_remembered_after_a_restart(data_dir: Path) -> None:
     run(check, data_dir)
     assert found == [True] * 51
     file = data_dir / FILE
-    assert (
-        stat.S_IMODE(file.stat().st_mode) == 0o600
-        and file.stat().st_size == len(MAGIC) + PROOF_BYTES + 50 * RECORD_BYTES
-    )
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600 and file.stat().st_size == len(MAGIC) + PROOF_BYTES + 50 * RECORD_BYTES
     assert b"user" not in file.read_bytes()[len(MAGIC) :]
     key = find_key_file(data_dir)
     assert stat.S_IMODE(key.stat().st_mode) == 0o600 and is_in_memory(key) and not is_in_memory(data_dir)

@@ -93,8 +93,7 @@ def test_bridges_of_each_kind_connect_and_the_others_say_why(start_broker: Start
         bridge("unverified", f"wss://127.0.0.1:{remote.wss}", verify=False),
     ]
     reasons = {
-        "wrong": (bridge("wrong", f"ws://127.0.0.1:{remote.private}", username="bridge", password="wrong"),
-                  "the remote refuses: "),
+        "wrong": (bridge("wrong", f"ws://127.0.0.1:{remote.private}", username="bridge", password="wrong"), "the remote refuses: "),
         "unknown": (bridge("unknown", "mqtt://no-such-host.invalid"), "unknown host: "),
         "refused": (bridge("refused", "mqtt://127.0.0.1:1"), "Connection refused"),
         "strange": (bridge("strange", f"mqtts://127.0.0.1:{remote.tls}"), "the certificate of the remote is refused: "),
@@ -158,9 +157,7 @@ def test_a_topic_in_both_directions_does_not_loop(start_broker: Start, version: 
 def test_two_bridges_in_a_circle_pass_a_message_once(start_broker: Start) -> None:
     """Each of two bridges would pass on what the other one brings, for ever."""
     there = start_broker()
-    sections = [
-        {"name": name, "addresses": [f"mqtt://127.0.0.1:{there.port}"], "topics": BOTH, **QUICK} for name in ("a", "b")
-    ]
+    sections = [{"name": name, "addresses": [f"mqtt://127.0.0.1:{there.port}"], "topics": BOTH, **QUICK} for name in ("a", "b")]
     here = start_broker(config={"bridges": sections})
     for name in ("a", "b"):
         here.wait_for_log(f"event=bridge_connected bridge={name}")
@@ -277,17 +274,14 @@ def test_a_loop_that_the_remote_cannot_prevent_is_one_line(start_broker: Start, 
 
 @NEEDS_MOSQUITTO
 @pytest.mark.parametrize("version", ["5.0", "3.1.1"])
-def test_retained_messages_and_qos_pass_to_and_from_mosquitto(
-    start_broker: Start, tmp_path: Path, version: str
-) -> None:
+def test_retained_messages_and_qos_pass_to_and_from_mosquitto(start_broker: Start, tmp_path: Path, version: str) -> None:
     with mosquitto(tmp_path) as there:
         here = start_broker()
         for port, topic in ((here.port, "t/here"), (there.port, "t/there")):
             with RawClient(port, 4) as client:
                 client.connect("retainer")
                 client.publish(topic, b"kept", 1, retain=True)
-        here.config.write_text(bridge_config(there.port, [{"filter": "t/#", "direction": "both", "qos": 2}],
-                                             version=version))
+        here.config.write_text(bridge_config(there.port, [{"filter": "t/#", "direction": "both", "qos": 2}], version=version))
         os.kill(here.pid, signal.SIGHUP)
         here.wait_for_log("event=bridge_connected")
         wait_until(lambda: all(retained(port) == {"t/here", "t/there"} for port in (here.port, there.port)))

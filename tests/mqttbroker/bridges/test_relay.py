@@ -61,9 +61,7 @@ class Side:
 class Harness:
     """A relay whose two brokers are the test."""
 
-    def __init__(
-        self, version: int = 5, received: Sequence[int] = (), used: Sequence[int] = (), **options: Any
-    ) -> None:
+    def __init__(self, version: int = 5, received: Sequence[int] = (), used: Sequence[int] = (), **options: Any) -> None:
         terms = RelayTerms("remote-id", "$bridge/b", options.pop("rules", RULES))
         terms.version = version
         for name in ("identity", "clean_start", "transient", "keep_alive", "private", "outgoing_retain", "notification"):
@@ -153,9 +151,7 @@ def test_a_qos_2_message_keeps_its_packet_id_in_each_direction(version: int) -> 
 def test_the_remotes_connect_comes_first_and_its_limits_bound_the_local_client() -> None:
     bridge = Harness()
     [connect] = bridge.to_remote()
-    assert (connect.client_id, connect.clean_start, connect.properties.session_expiry_interval) == (
-        "remote-id", False, 0xFFFFFFFF
-    )
+    assert (connect.client_id, connect.clean_start, connect.properties.session_expiry_interval) == ("remote-id", False, 0xFFFFFFFF)
     bridge.from_remote(Connack(True, 0, properties_of(receive_maximum=3)))
     [local] = bridge.to_local()
     assert (local.client_id, local.properties.receive_maximum) == ("$bridge/b", 3)
@@ -203,9 +199,7 @@ def test_the_packet_id_of_a_subscribe_is_not_in_use() -> None:
 
 
 @pytest.mark.parametrize(("present", "elsewhere"), [(False, False), (True, True)])
-def test_ids_received_from_an_ended_session_are_released_before_the_remote_is_read(
-    present: bool, elsewhere: bool
-) -> None:
+def test_ids_received_from_an_ended_session_are_released_before_the_remote_is_read(present: bool, elsewhere: bool) -> None:
     bridge = Harness(received=[3, 4], ids_elsewhere=elsewhere)
     assert bridge.connect(present) == []
     assert [(type(each), each.packet_id) for each in bridge.to_local()] == [(Pubrel, 3), (Pubrel, 4)]

@@ -163,7 +163,9 @@ def test_the_broker_itself(call: Call, broker: BrokerProcess) -> None:
     levels = {line.split()[0]: line.split()[1:] for line in call("log-level")[1].splitlines()}
     assert levels["AREA"] == ["LEVEL", "LEFT", "CONFIGURED"] and levels["all"] == levels["store"] == ["info", "info"]
     assert levels["auth"] in (["debug", "9m", "info"], ["debug", "10m", "info"])
-    assert call("reload") == (0, "no setting has changed\n", "") and json.loads(call("log-level", "--json")[1])["areas"][2]["level"] == "info"
+    assert (
+        call("reload") == (0, "no setting has changed\n", "") and json.loads(call("log-level", "--json")[1])["areas"][2]["level"] == "info"
+    )
     status, out, _ = call("backup-now", "monday")
     assert status == 0 and (Path(out.partition(": ")[0]) / "backup.json").exists()
     assert call("backup-now", "monday")[0] == 1
@@ -275,8 +277,10 @@ def test_bash_completes_commands(call: Call, words: list[str], completed: list[s
     script = tmp_path / "completion.bash"
     script.write_text(call("completion", "bash")[1])
     quoted = " ".join(f"'{word}'" for word in words)
-    ask = (f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
-           f"$(complete -p mqttbroker | sed 's/.*-F \\([^ ]*\\).*/\\1/') mqttbroker; printf '%s\\n' \"${{COMPREPLY[@]}}\"")
+    ask = (
+        f"source {script}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; "
+        f"$(complete -p mqttbroker | sed 's/.*-F \\([^ ]*\\).*/\\1/') mqttbroker; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
     done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert [word.strip() for word in done.stdout.split()] == completed
 
@@ -284,8 +288,11 @@ def test_bash_completes_commands(call: Call, words: list[str], completed: list[s
 def test_the_examples_of_the_documentation_can_be_parsed() -> None:
     parsers = {"pub": mqtt_commands.pub_parser, "sub": mqtt_commands.sub_parser, "top": top.top_parser, "bench": bench.bench_parser}
     text = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
-    calls = [shlex.split(call[1], comments=True) for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
-             for call in re.finditer(r"(?:^|\| )mqttbroker (.*)", block, re.MULTILINE)]
+    calls = [
+        shlex.split(call[1], comments=True)
+        for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
+        for call in re.finditer(r"(?:^|\| )mqttbroker (.*)", block, re.MULTILINE)
+    ]
     assert len(calls) > 10
     for words in calls:
         if words[0] in parsers:

@@ -85,9 +85,7 @@ def test_ingest_without_spark_names_the_extra(tmp_path: Path) -> None:
     # A module that fails to import and comes first on the path simulates an installation without the extra.
     (tmp_path / "pyspark.py").write_text("raise ModuleNotFoundError(\"No module named 'pyspark'\", name='pyspark')\n")
     path = os.pathsep.join(part for part in (str(tmp_path), os.environ.get("PYTHONPATH", "")) if part)
-    (tmp_path / "tables.toml").write_text(
-        "[source]\npath = 'data'\n[tables.t]\nstream = 's'\nformat = 'raw'\noutput = 'out'\n"
-    )
+    (tmp_path / "tables.toml").write_text("[source]\npath = 'data'\n[tables.t]\nstream = 's'\nformat = 'raw'\noutput = 'out'\n")
     done = run("ingest", "tables.toml", cwd=tmp_path, env={"PYTHONPATH": path})
     assert done.returncode != 0
     assert re.fullmatch(r"mqttbroker ingest: .*: pip install 'mqttbroker\[spark\]'.*", one_line(done.stderr))
@@ -120,9 +118,7 @@ def test_a_data_directory_that_cannot_be_made_is_one_line_and_status_1(tmp_path:
     assert "file/data" in one_line(done.stderr)
 
 
-def test_two_brokers_on_one_data_directory_are_refused(
-    tmp_path: Path, start_broker: Callable[..., BrokerProcess]
-) -> None:
+def test_two_brokers_on_one_data_directory_are_refused(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     start_broker(data_dir=tmp_path / "data")
     flags = ["--port", "0", "--http-port", "off", "--data-dir", "data", "--log-level", "error"]
     done = run("serve", *flags, cwd=tmp_path)

@@ -57,9 +57,7 @@ def test_sensors_are_read_from_csv_files(tmp_path: Path) -> None:
         ("timestamp,value\n1\n", "x.csv: line 2: must be timestamp,value, got ['1']"),
     ],
 )
-def test_bad_data_is_one_line(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str
-) -> None:
+def test_bad_data_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str | None, problem: str) -> None:
     if text is not None:
         (tmp_path / "x.csv").write_text(text)
     with pytest.raises(DemoError) as caught:

@@ -107,9 +107,7 @@ def test_files_that_others_may_read(find: Callable[..., dict[str, list[Finding]]
 
 
 @pytest.mark.parametrize(("days", "state"), [(-1, PROBLEM), (10, WARNING), (100, OK)])
-def test_certificates_that_expire(
-    find: Callable[..., dict[str, list[Finding]]], tmp_path: Path, days: int, state: str
-) -> None:
+def test_certificates_that_expire(find: Callable[..., dict[str, list[Finding]]], tmp_path: Path, days: int, state: str) -> None:
     expires = datetime.now(timezone.utc) + timedelta(days=days)
     certificate = trustme.CA().issue_cert("localhost", not_after=expires)
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
@@ -139,9 +137,7 @@ def test_file_systems() -> None:
     assert doctor.file_system(ROOT) not in ("", "proc")
 
 
-def test_a_disk_that_takes_no_file_is_a_problem(
-    find: Callable[..., dict[str, list[Finding]]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_takes_no_file_is_a_problem(find: Callable[..., dict[str, list[Finding]]], monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 

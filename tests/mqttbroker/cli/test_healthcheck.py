@@ -36,7 +36,9 @@ def test_the_configuration_says_where_to_ask(tmp_path: Path, capsys: pytest.Capt
     assert f"127.0.0.1:{port}: " in capsys.readouterr().err
 
 
-def test_a_broker_that_cannot_be_asked_is_said_so(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_broker_that_cannot_be_asked_is_said_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MQTTBROKER_HTTP__PORT", "off")
     assert main(["healthcheck"]) == 0 and '"off"' in capsys.readouterr().out
     monkeypatch.setenv("MQTTBROKER_HTTP__PORT", "0")

@@ -11,7 +11,10 @@ from mqttbroker.cli.broker_api import BrokerApi
 
 def test_cores_whose_items_are_missing_are_named_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     api = BrokerApi("http://localhost:1", None, None)
-    missing = [{"shard": 2, "node": "node-3", "reason": "no answer within 5 s"}, {"shard": 4, "node": "", "reason": "no node owns the shard"}]
+    missing = [
+        {"shard": 2, "node": "node-3", "reason": "no answer within 5 s"},
+        {"shard": 4, "node": "", "reason": "no node owns the shard"},
+    ]
     pages: list[dict[str, Any]] = [
         {"items": ["a"], "next_cursor": "more", "unanswered": missing},
         {"items": ["b"], "next_cursor": None, "unanswered": missing},

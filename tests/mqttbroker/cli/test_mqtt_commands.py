@@ -134,7 +134,8 @@ def test_sub_ends_as_it_is_told(broker: BrokerProcess) -> None:
     assert run("pub", *to, "-m", "kept", "-r", "-q", "1")[0] == 0
     status, out, _ = run("sub", *to, "-F", "%j", "-C", "1")
     assert status == 0 and re.fullmatch(
-        rb'\{"tst": "[^"]+", "topic": "e/1", "qos": 0, "retain": 1, "payloadlen": 4, "payload": "kept"\}\n', out)
+        rb'\{"tst": "[^"]+", "topic": "e/1", "qos": 0, "retain": 1, "payloadlen": 4, "payload": "kept"\}\n', out
+    )
     assert run("sub", *to, "--remove-retained", "-C", "1")[1] == b"kept\n"
     assert run("sub", *to, "-W", "1")[:2] == (27, b"")
     running = subprocess.Popen(command("sub", [*to, "-v", "-q", "1", "-i", "ended", "-d"]), stdout=subprocess.PIPE,
@@ -260,9 +261,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("words", "reason"), WRONG)
-def test_a_wrong_call_is_one_line_and_status_2(
-    words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_wrong_call_is_one_line_and_status_2(words: tuple[str, ...], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
     from mqttbroker.cli.main import main
 
     try:

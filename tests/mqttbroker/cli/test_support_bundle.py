@@ -31,7 +31,16 @@ from mqttbroker.config.in_force import MASK
 pytestmark = pytest.mark.one_build
 
 PAYLOAD = f"{MARK}-payload"
-ALWAYS = {"version.json", "machine.json", "limits.json", "configuration.toml", "doctor.json", "data-directory.json", "missing.txt", "README.txt"}
+ALWAYS = {
+    "version.json",
+    "machine.json",
+    "limits.json",
+    "configuration.toml",
+    "doctor.json",
+    "data-directory.json",
+    "missing.txt",
+    "README.txt",
+}
 RUNNING = {
     "processes.json", "api/readyz.json", "api/status.json", "api/alarms.json", "api/listeners.json", "api/bridges.json",
     "api/streams.json", "api/configuration.json", "api/log-level.json", "api/metrics.txt", "api/sys.txt",
@@ -106,8 +115,15 @@ def test_no_text_has_a_secret_or_a_payload(start_broker: Callable[..., BrokerPro
     broker.wait_for_log("event=disconnected client=p ")
     key = Path(config.tables["listeners"][-1]["keyfile"]).read_text()
     # Values of the configuration, its files and the environment, where nothing else shows that they are secret.
-    known = [*(value for name, value in KEYS.items() if name != "cluster.sasl_password"), *config.secrets, f"{MARK}-aws", f"{MARK}-database",
-             "unmarked-token", f"{MARK}-variable", f"{MARK}-query"]
+    known = [
+        *(value for name, value in KEYS.items() if name != "cluster.sasl_password"),
+        *config.secrets,
+        f"{MARK}-aws",
+        f"{MARK}-database",
+        "unmarked-token",
+        f"{MARK}-variable",
+        f"{MARK}-query",
+    ]
     with open(log, "a", encoding="utf-8") as file:
         file.write("".join(f"{TIME} info event=told words={value.split()[-1]}\n" for value in known) + log_lines(key, token))
     (tmp_path / "the-token").write_text(f"{MARK}-variable")
@@ -247,7 +263,12 @@ def test_it_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output.unlink()
     assert main(["support-bundle", *words]) == 0
     log_text = unpacked(output)["log.txt"]
-    assert 3900 < len(log_text) <= 4000 and log_text.startswith(TIME) and log_text.endswith(f"{TIME} info event=e499 \n") and "event=e100 " not in log_text
+    assert (
+        3900 < len(log_text) <= 4000
+        and log_text.startswith(TIME)
+        and log_text.endswith(f"{TIME} info event=e499 \n")
+        and "event=e100 " not in log_text
+    )
 
 
 def test_a_broker_that_answers_slowly(start_broker: Callable[..., BrokerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -286,20 +307,42 @@ def test_what_looks_like_a_secret(text: str, cleaned: str | None) -> None:
 
 
 def test_where_secrets_are_looked_for(tmp_path: Path) -> None:
-    variables = {"MY_PASSWORD": "one", "PASSWORD_FILE": "/path", "PROXY": "http://u:two@h", "PATH": "/bin",
-                 "MQTTBROKER_PLUGIN__OPTIONS": '{"key": "three"}'}
+    variables = {
+        "MY_PASSWORD": "one",
+        "PASSWORD_FILE": "/path",
+        "PROXY": "http://u:two@h",
+        "PATH": "/bin",
+        "MQTTBROKER_PLUGIN__OPTIONS": '{"key": "three"}',
+    }
     assert set(secrets_in_environment(variables)) == {"one", "two", "three", '{"key": "three"}'}
-    tree = {"http": {"token": "t1", "access": [{"token": "t2", "name": "n"}]}, "plugin": {"options": {"key": "t3"}}, "bridges": [{"password": 5}]}
+    tree = {
+        "http": {"token": "t1", "access": [{"token": "t2", "name": "n"}]},
+        "plugin": {"options": {"key": "t3"}},
+        "bridges": [{"password": 5}],
+    }
     assert set(secrets_in_tree(tree)) == {"t1", "t2", "t3"}
     redactor = Redactor(False)
-    redactor.add_secret("a b/c\"ü")
-    assert redactor.clean('1 a b/c"ü 2 a%20b/c%22%C3%BC 3 a%20b%2Fc%22%C3%BC 4 a b/c\\"\\u00fc 5 YSBiL2Miw7w=') == "1 *** 2 *** 3 *** 4 *** 5 ***="
+    redactor.add_secret('a b/c"ü')
+    assert (
+        redactor.clean('1 a b/c"ü 2 a%20b/c%22%C3%BC 3 a%20b%2Fc%22%C3%BC 4 a b/c\\"\\u00fc 5 YSBiL2Miw7w=')
+        == "1 *** 2 *** 3 *** 4 *** 5 ***="
+    )
     redactor.add_secret("abc")
     assert redactor.too_short == 1 and redactor.clean("abc") == "abc"
 
 
 def test_only_events_of_a_log_are_taken() -> None:
-    lines = [f"<6>{TIME} info event=a b=c", "event=journal x=1", "eventually event=b", f"{TIME} info told event=c", "    KeyError: 'x'",
-             "    call(x)", '{"event": "e"}', '{"message": "m"}', "[]", ""]
+    lines = [
+        f"<6>{TIME} info event=a b=c",
+        "event=journal x=1",
+        "eventually event=b",
+        f"{TIME} info told event=c",
+        "    KeyError: 'x'",
+        "    call(x)",
+        '{"event": "e"}',
+        '{"message": "m"}',
+        "[]",
+        "",
+    ]
     assert list(events(lines)) == [lines[0], lines[1], "    KeyError", '{"event": "e"}', "(6 lines that are no events were left out)"]
     assert list(events([])) == []

@@ -152,7 +152,15 @@ def test_rates_and_numbers() -> None:
     assert rates(sample(100, 10.0), sample(300, 12.0))["publish_received"] == 100.0
     assert rates(sample(300, 10.0), sample(1, 12.0))["publish_received"] == 0.0  # a restart
     assert [number(value) for value in (0, 0.5, 12, 999, 12_345, 4e6, 1.2e9, 5e15)] == [
-        "0", "0.5", "12", "999", "12.3k", "4.0M", "1.2G", "5000.0T"]
+        "0",
+        "0.5",
+        "12",
+        "999",
+        "12.3k",
+        "4.0M",
+        "1.2G",
+        "5000.0T",
+    ]
     line = aligned(["x" * 300, "user", "10.0.0.1:1", "5s", "1", "2", "3"], 100)
     assert len(line) <= 100 and "x…" in line
 

@@ -326,15 +326,15 @@ class Model:
                 assert numbers == sorted(numbers), f"{subscriber.client_id} got {key} as {numbers}"
             for _, sent in self.messages:
                 assert sent.acknowledged_at is not None
-                wanted = any(
-                    done < sent.sent_at and matches(name, sent.topic) for name, done in subscriber.subscribed.items()
-                )
+                wanted = any(done < sent.sent_at and matches(name, sent.topic) for name, done in subscriber.subscribed.items())
                 assert not wanted or times[sent.number], f"{subscriber.client_id} did not get {sent.number}"
 
 
 def matches(topic_filter: str, topic: str) -> bool:
-    return topic_filter == "#" or topic_filter == topic or (
-        topic.startswith("a/") if topic_filter == "a/#" else topic_filter == "+/1" and topic.endswith("/1")
+    return (
+        topic_filter == "#"
+        or topic_filter == topic
+        or (topic.startswith("a/") if topic_filter == "a/#" else topic_filter == "+/1" and topic.endswith("/1"))
     )
 
 

@@ -82,5 +82,3 @@ def test_each_row_is_in_its_shard_and_nowhere_else(seed: int, most_bytes: int, t
     for tables in converted:
         tables.close()
     whole.close()
-
-

@@ -46,9 +46,7 @@ async def test_what_is_appended_is_read(monkeypatch: pytest.MonkeyPatch) -> None
     kafka = FakeKafka(monkeypatch, partitions=2)
     async with started(kafka) as log:
         _, found = read(log, 0, 1)
-        assert [await log.append(0, b"a"), await log.append(1, b"b"), await log.append(0, b"c")] == [
-            Appended(0), Appended(0), Appended(1)
-        ]
+        assert [await log.append(0, b"a"), await log.append(1, b"b"), await log.append(0, b"c")] == [Appended(0), Appended(0), Appended(1)]
         assert await log.ends([0, 1]) == {0: 2, 1: 1} and await log.starts([0]) == {0: 0}
         await until(lambda: sorted(found) == [(0, 0, b"a"), (0, 1, b"c"), (1, 0, b"b")])
 

@@ -61,8 +61,16 @@ def test_a_node_goes_on_where_another_one_was_killed(kafka: KafkaCluster, tmp_pa
     number, chance = 0, Random(5)
     for start, directory in enumerate(["first", "second", "first", "second"]):
         process = subprocess.Popen(
-            [sys.executable, kafka_writer.__file__, ",".join(kafka.bootstrap), "killed-store",
-             str(tmp_path / directory), f"node-{start}", "7", str(number)],
+            [
+                sys.executable,
+                kafka_writer.__file__,
+                ",".join(kafka.bootstrap),
+                "killed-store",
+                str(tmp_path / directory),
+                f"node-{start}",
+                "7",
+                str(number),
+            ],
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])},
         )
@@ -119,9 +127,7 @@ def test_a_store_whose_shard_is_taken_over_answers_nothing_more(kafka: KafkaClus
         (lambda place: place._replace(cluster=b"another1"), f"a record of another cluster, {CLUSTER.hex()}"),
     ],
 )
-def test_a_log_that_cannot_be_used_is_named(
-    kafka: KafkaCluster, tmp_path: Path, change: Callable[[object], object], reason: str
-) -> None:
+def test_a_log_that_cannot_be_used_is_named(kafka: KafkaCluster, tmp_path: Path, change: Callable[[object], object], reason: str) -> None:
     if "cluster" in reason:
         create(kafka, "foreign-store")
         store = opened(kafka.bootstrap, "foreign-store", tmp_path / "first", "node-1", lost)

@@ -313,9 +313,7 @@ def test_a_connection_that_is_cancelled_while_its_answer_comes_is_no_link(monkey
 
     async def run() -> None:
         protocol = Collector()
-        link = asyncio.create_task(
-            connect_link(LinkAddress("127.0.0.1", listening.getsockname()[1], "k"), None, HELLO, protocol)
-        )
+        link = asyncio.create_task(connect_link(LinkAddress("127.0.0.1", listening.getsockname()[1], "k"), None, HELLO, protocol))
         take = link_server._Greeting.data_received
 
         def data_received(greeting: Any, data: bytes) -> None:
@@ -354,9 +352,7 @@ def issued(tmp_path: Path, name: str, authority: trustme.CA) -> tuple[Path, Path
 
 def test_with_tls_only_members_have_links(tmp_path: Path) -> None:
     members, others = trustme.CA(), trustme.CA()
-    first, second, stranger = (
-        issued(tmp_path, name, one) for name, one in (("first", members), ("second", members), ("other", others))
-    )
+    first, second, stranger = (issued(tmp_path, name, one) for name, one in (("first", members), ("second", members), ("other", others)))
     trusting = ssl.create_default_context(cafile=str(first[0]))
     trusting.check_hostname = False
 

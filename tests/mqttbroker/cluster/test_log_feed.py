@@ -89,9 +89,7 @@ def test_bytes_of_another_program_are_passed_over() -> None:
 
 
 @pytest.mark.one_build
-async def test_logs_in_kafka_are_read_as_far_as_there_is_room(
-    kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_logs_in_kafka_are_read_as_far_as_there_is_room(kafka: KafkaCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(log_reader, "FETCHED_AT_ONCE", 10)
     await kafka.create_topic("feed", 3)
     connection = {"bootstrap_servers": kafka.bootstrap}

@@ -117,9 +117,7 @@ class Node:
         self.draining = False
         self.directory: Optional[Directory] = None
         self.changed = asyncio.Event()
-        self.membership = Membership(
-            {"bootstrap_servers": kafka.bootstrap}, group, SESSION, SHARDS, 1, self.describe, self.assigned
-        )
+        self.membership = Membership({"bootstrap_servers": kafka.bootstrap}, group, SESSION, SHARDS, 1, self.describe, self.assigned)
         self.task = asyncio.create_task(self.membership.run())
 
     @property

@@ -349,7 +349,5 @@ class Model(RuleBasedStateMachine):
         assert any(header.kind == TAKEOVER for header, _ in self.log)
 
 
-Model.TestCase.settings = settings(
-    max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+Model.TestCase.settings = settings(max_examples=200, stateful_step_count=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 TestOwnershipModel = Model.TestCase

@@ -162,9 +162,7 @@ def test_a_core_that_is_away_is_asked_when_it_is_back(cores: ShardCores) -> None
     assert not cores[0].broker.replays._active
 
 
-def test_a_core_that_is_killed_while_it_is_read_goes_on_behind_the_last_page(
-    cores: ShardCores, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_core_that_is_killed_while_it_is_read_goes_on_behind_the_last_page(cores: ShardCores, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retained_view, "PAGE_BYTES", 100)
     topics = [topic for topic in (f"t/{number}" for number in range(60)) if cores.shards.of_text(topic) == 1]
     publisher = cores[1].connect("p")

@@ -95,8 +95,7 @@ def test_a_draining_node_keeps_a_shard_until_another_follows_it(shards: int, nam
     draining = names[number % len(names)]
     before = fresh(shards, names, standbys=0)
     members = [
-        Member(name, {shard: 1 for shard, place in enumerate(before) if place.owner == name}, draining=name == draining)
-        for name in names
+        Member(name, {shard: 1 for shard, place in enumerate(before) if place.owner == name}, draining=name == draining) for name in names
     ]
     first = assign(shards, members, standbys=0)
     assert [place.owner for place in first] == [place.owner for place in before]

@@ -82,7 +82,9 @@ class OwnerProcess:
         with open(self.output, "ab") as output, open(directory / f"{name}.err", "ab") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, shard_owner.__file__, ",".join(kafka.bootstrap), topic, name],
-                stdin=subprocess.PIPE, stdout=output, stderr=errors,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=errors,
             )
 
     def command(self, line: str) -> None:
@@ -271,9 +273,7 @@ ROUNDS = [2, pytest.param(20, marks=[pytest.mark.slow(reason="more of the same")
 
 
 @pytest.mark.parametrize("rounds", ROUNDS)
-async def test_an_owner_that_was_stopped_and_taken_over_acknowledges_nothing_void(
-    kafka: KafkaCluster, tmp_path: Path, rounds: int
-) -> None:
+async def test_an_owner_that_was_stopped_and_taken_over_acknowledges_nothing_void(kafka: KafkaCluster, tmp_path: Path, rounds: int) -> None:
     topic = f"stopped-{rounds}"
     await kafka.create_topic(topic)
     nodes = [OwnerProcess(kafka, topic, name, tmp_path) for name in ("a", "b")]

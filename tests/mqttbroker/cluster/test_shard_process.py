@@ -56,9 +56,7 @@ class CoreProcess:
     def __enter__(self) -> CoreProcess:
         return self
 
-    def __exit__(
-        self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]
-    ) -> None:
+    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
         self.process.kill()
         self.process.wait()
         self._sock.close()

@@ -181,9 +181,10 @@ def test_streams_go_there_and_back(kafka: KafkaCluster, tmp_path: Path) -> None:
     assert [(row["partition"], row["offset"], row["payload"]) for row in added] == [
         (1, 10_000, late[0].payload), (1, 10_001, b"1"), (1, 10_002, b"2"), (2, 0, b"3")
     ]  # fmt: skip
-    assert rows(path=str(tmp_path / "back"), startingOffsets=since)[: len(SPARSE) - 1] == rows(
-        path=str(tmp_path / "single"), startingOffsets=since
-    )[: len(SPARSE) - 1]
+    assert (
+        rows(path=str(tmp_path / "back"), startingOffsets=since)[: len(SPARSE) - 1]
+        == rows(path=str(tmp_path / "single"), startingOffsets=since)[: len(SPARSE) - 1]
+    )
     logs = StreamLogs(tmp_path / "back" / "streams", [StreamConfig("lab", ["lab/#"], 3)], lambda: 1e9)
     assert logs.recover({("lab", 0): END, ("lab", 1): 10_003, ("lab", 2): 1}) == {("lab", 0): END, ("lab", 1): 10_003, ("lab", 2): 1}
     logs.close()

@@ -94,9 +94,7 @@ async def copied(start: int, end: int, batches: list[list[int]]) -> tuple[Memory
         (0, 12, [[0, 2, 4], [5, 9, 11]], 2, 0),
     ],
 )
-async def test_records_keep_their_offsets(
-    start: int, end: int, batches: list[list[int]], transactions: int, found_start: int
-) -> None:
+async def test_records_keep_their_offsets(start: int, end: int, batches: list[list[int]], transactions: int, found_start: int) -> None:
     target, _ = await copied(start, end, batches)
     assert (target.transactions, target.start) == (transactions, found_start)
 

@@ -55,7 +55,9 @@ def plan(data: Path, streams: Sequence[Stream] = (LAB,), left_out: Sequence[str]
 def test_a_stream_needs_its_configuration(tmp_path: Path) -> None:
     store(tmp_path)
     plan(tmp_path)
-    with pytest.raises(ImportFailure, match=r"stream 'lab': .*/streams/lab has records, .* no \[streams.lab\]: add it, or .* --leave-out lab"):
+    with pytest.raises(
+        ImportFailure, match=r"stream 'lab': .*/streams/lab has records, .* no \[streams.lab\]: add it, or .* --leave-out lab"
+    ):
         plan(tmp_path, [])
     plan(tmp_path, [], ["lab"])
     with pytest.raises(ImportFailure, match="has no stream 'other' that could be left out"):
@@ -94,14 +96,20 @@ def test_the_log_must_end_where_the_database_says(tmp_path: Path) -> None:
     with closing(sqlite3.connect(database)) as connection:
         connection.execute("UPDATE stream_ends SET end_offset = 43 WHERE partition = 1")
         connection.commit()
-    with pytest.raises(ImportFailure, match="stream 'lab', partition 1: ends at offset 40, but at 43 in .*: start the broker once and stop it"):
+    with pytest.raises(
+        ImportFailure, match="stream 'lab', partition 1: ends at offset 40, but at 43 in .*: start the broker once and stop it"
+    ):
         plan(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("compact", "changed", "reason"),
     [
-        (False, {"payload": bytes(2000)}, r"a record of 2\d\d\d bytes, more than max.message.bytes of the topic, 1500: raise limits.max_packet_size"),
+        (
+            False,
+            {"payload": bytes(2000)},
+            r"a record of 2\d\d\d bytes, more than max.message.bytes of the topic, 1500: raise limits.max_packet_size",
+        ),
         (True, {}, "has no key, and a topic with compaction takes none without one: set compact = false"),
         (False, {"properties": b"\x99"}, "malformed properties"),
     ],

@@ -116,17 +116,13 @@ async def log_of(kafka: KafkaCluster) -> AsyncIterator[tuple[str, str, LogWriter
 
 
 async def prepare(kafka: KafkaCluster, cluster: str, stream: Stream, create: bool = True) -> None:
-    await prepare_stream_topics(
-        {"bootstrap_servers": kafka.bootstrap}, cluster, 1, [stream], MAX_MESSAGE_BYTES, 3, 2, create
-    )
+    await prepare_stream_topics({"bootstrap_servers": kafka.bootstrap}, cluster, 1, [stream], MAX_MESSAGE_BYTES, 3, 2, create)
 
 
 async def committed(kafka: KafkaCluster, cluster: str, count: int) -> list[list[ConsumerRecord]]:
     """The records of each partition of the stream's topic, once there are so many, and all that are committed then."""
     places = [TopicPartition(f"{cluster}.stream.lab", partition) for partition in range(2)]
-    consumer = AIOKafkaConsumer(
-        bootstrap_servers=kafka.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest"
-    )
+    consumer = AIOKafkaConsumer(bootstrap_servers=kafka.bootstrap, isolation_level="read_committed", auto_offset_reset="earliest")
     await consumer.start()
     found: list[list[ConsumerRecord]] = [[], []]
     try:
@@ -147,25 +143,26 @@ async def committed(kafka: KafkaCluster, cluster: str, count: int) -> list[list[
 
 def rows_by_source(kafka: KafkaCluster, cluster: str) -> list[tuple[int, str, int, int]]:
     """Payload, topic, QoS and receipt time in µs of all rows, as tasks of the Spark source read them."""
-    options = parse_options({
-        "kafka.bootstrap.servers": ",".join(kafka.bootstrap), "clusterId": cluster, "stream": "lab", "filter": "lab/+",
-    })
+    options = parse_options(
+        {
+            "kafka.bootstrap.servers": ",".join(kafka.bootstrap),
+            "clusterId": cluster,
+            "stream": "lab",
+            "filter": "lab/+",
+        }
+    )
     storage = open_storage(options)
     try:
         manifest = storage.manifest()
         start, end = offsets.earliest(manifest), offsets.latest(manifest)
-        schema = pa.schema([
-            ("payload", pa.binary()), ("topic", pa.string()), ("qos", pa.int8()), ("timestamp", pa.timestamp("us", "UTC"))
-        ])
+        schema = pa.schema([("payload", pa.binary()), ("topic", pa.string()), ("qos", pa.int8()), ("timestamp", pa.timestamp("us", "UTC"))])
         builder = ColumnBuilder(schema, "lab", options.topic_filter)
         tasks = Planner(storage).plan(manifest, start, end, max_rows=7)
         assert len(tasks) > 4
         batches = [batch for task in tasks for batch in read_slices(storage, task, builder, True)]
     finally:
         storage.close()
-    columns = pa.Table.from_batches(batches).set_column(
-        3, "timestamp", pa.Table.from_batches(batches).column("timestamp").cast(pa.int64())
-    )
+    columns = pa.Table.from_batches(batches).set_column(3, "timestamp", pa.Table.from_batches(batches).column("timestamp").cast(pa.int64()))
     return [(int(row["payload"]), row["topic"], row["qos"], row["timestamp"]) for row in columns.to_pylist()]
 
 
@@ -262,9 +259,7 @@ def test_a_process_that_is_killed_leaves_nothing_out_and_nothing_twice(kafka: Ka
             await publishing
             async with deriving(stream_topics(kafka.bootstrap, cluster, topic)):
                 found = await committed(kafka, cluster, writer.written)
-            assert [numbers(records) for records in found] == [
-                list(range(0, writer.written, 2)), list(range(1, writer.written, 2))
-            ]
+            assert [numbers(records) for records in found] == [list(range(0, writer.written, 2)), list(range(1, writer.written, 2))]
 
     asyncio.run(run())
 
@@ -285,9 +280,7 @@ def test_a_kafka_broker_that_is_killed_leaves_nothing_out_and_nothing_twice(kafk
                 for _ in range(20):
                     await writer.publish(7)
                 found = await committed(kafka, cluster, writer.written)
-                assert [numbers(records) for records in found] == [
-                    list(range(0, writer.written, 2)), list(range(1, writer.written, 2))
-                ]
+                assert [numbers(records) for records in found] == [list(range(0, writer.written, 2)), list(range(1, writer.written, 2))]
 
     asyncio.run(run())
 

@@ -102,9 +102,7 @@ def test_control_characters_and_noncharacters_are_refused(text: str) -> None:
     assert caught.value.reason_code == 0x81
 
 
-@pytest.mark.parametrize(
-    "text", [" ", "\xa0", "\xad", "\u200d", "\u2028", "\ue000", "\ufdcf", "\ufffd", "\U0001fffd", "\U0010fffd"]
-)
+@pytest.mark.parametrize("text", [" ", "\xa0", "\xad", "\u200d", "\u2028", "\ue000", "\ufdcf", "\ufffd", "\U0001fffd", "\U0010fffd"])
 def test_other_unprintable_characters_are_accepted(text: str) -> None:
     data = encode_utf8(text)
     assert decode_utf8(data, 0, len(data)) == (text, len(data))

@@ -292,9 +292,7 @@ def test_encode_publish_equals_the_packet_class(packet: Publish, version: int) -
     encoded = encode_properties(packet.properties, PUBLISH)
     properties = encoded[decode_varint(encoded, 0, len(encoded))[1] :]
     topic = packet.topic.encode()
-    made = encode_publish(
-        topic, packet.payload, packet.qos, packet.retain, packet.dup, packet.packet_id, version, properties
-    )
+    made = encode_publish(topic, packet.payload, packet.qos, packet.retain, packet.dup, packet.packet_id, version, properties)
     assert made == packet.encode(version)
 
 

@@ -95,7 +95,9 @@ def test_the_documented_file_has_every_key() -> None:
             table = tables["http"]["access"][0]
         elif name:
             table = tables[name]
-        keys = {field.name for field in dataclasses.fields(section)} - {Stream: {"name"}, Queue: {"name"}, Settings: {"sources"}}.get(section, set())
+        keys = {field.name for field in dataclasses.fields(section)} - {Stream: {"name"}, Queue: {"name"}, Settings: {"sources"}}.get(
+            section, set()
+        )
         assert set(table) == keys | ({INCLUDE} if section is Settings else set()), f"[{name}]"
 
 
@@ -223,7 +225,7 @@ GOOD = [
     ('sys_interval = "1.5m"', "sys_interval", 90.0),
     ("allow_anonymous = false", "allow_anonymous", False),
     ('password_file = "p"', "password_file", Path("p")),
-    ('authentication = []', "authentication", ()),
+    ("authentication = []", "authentication", ()),
     ('authentication = "auto"', "authentication", None),
     ('http.token = "secret"', "http.token", "secret"),
     ('http.port = "off"', "http.port", None),
@@ -313,15 +315,13 @@ def test_invalid_values_are_reported_in_one_line(tmp_path: Path, text: str, prob
 def test_all_problems_are_reported_with_their_source(tmp_path: Path) -> None:
     path = write(tmp_path, 'durability = "x"\n[limits]\nmax_inflight = 0\n')
     found = problems(path, {"MQTTBROKER_LISTENERS__0__PORT": "70000"}, {"--log-level": "loud"})
-    assert sorted(line.split(": ")[0] for line in found) == sorted(
-        [str(path), str(path), "MQTTBROKER_LISTENERS__0__PORT", "--log-level"]
-    )
+    assert sorted(line.split(": ")[0] for line in found) == sorted([str(path), str(path), "MQTTBROKER_LISTENERS__0__PORT", "--log-level"])
 
 
 @pytest.mark.parametrize(
     ("name", "text", "problem"),
     [
-        ("MQTTBROKER_LOG", "debug", 'log: must be a table of keys, got a string'),
+        ("MQTTBROKER_LOG", "debug", "log: must be a table of keys, got a string"),
         ("MQTTBROKER_LISTENERS", "x", "listeners: must be one or more [[listeners]] tables"),
         ("MQTTBROKER_LISTENERS__7__PORT", "1", "listeners.7: must be a number from 0 to 1 here"),
         (
@@ -367,13 +367,16 @@ def test_a_secret_in_a_file(tmp_path: Path) -> None:
     assert problems(None, both) == ["MQTTBROKER_HTTP__TOKEN_FILE: http.token_file: token is set, too"]
 
 
-@pytest.mark.parametrize(("contents", "reason"), [
-    (None, "No such file or directory"),
-    (b"\n", "is empty"),
-    (b"hunter2 hunter2", "must be a string of printable ASCII characters without spaces"),
-    (b"hunter2\xff", "not UTF-8 at byte 7"),
-    (b"hunter2" * 10_000, "more than 65535 bytes"),
-])
+@pytest.mark.parametrize(
+    ("contents", "reason"),
+    [
+        (None, "No such file or directory"),
+        (b"\n", "is empty"),
+        (b"hunter2 hunter2", "must be a string of printable ASCII characters without spaces"),
+        (b"hunter2\xff", "not UTF-8 at byte 7"),
+        (b"hunter2" * 10_000, "more than 65535 bytes"),
+    ],
+)
 def test_a_bad_file_of_a_secret(tmp_path: Path, contents: Optional[bytes], reason: str) -> None:
     file = tmp_path / "token"
     if contents is not None:
@@ -401,10 +404,13 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert problems(broken) == [f"{broken}: not UTF-8"]
 
 
-@pytest.mark.parametrize(("text", "reason"), [
-    ("a = " + "[" * 1000, "not TOML: lists or tables are nested too deeply"),
-    ("a = " + "9" * 5000, "not TOML: Exceeds the limit"),
-])
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("a = " + "[" * 1000, "not TOML: lists or tables are nested too deeply"),
+        ("a = " + "9" * 5000, "not TOML: Exceeds the limit"),
+    ],
+)
 def test_files_beyond_limits_of_the_parser(tmp_path: Path, text: str, reason: str) -> None:
     path = write(tmp_path, text)
     (line,) = problems(path)
@@ -445,9 +451,7 @@ FORMER_NAMES = [
 
 
 @pytest.mark.parametrize(("former", "name", "text", "value"), FORMER_NAMES)
-def test_a_former_name_in_the_file_is_read_with_a_warning(
-    tmp_path: Path, former: str, name: str, text: str, value: float
-) -> None:
+def test_a_former_name_in_the_file_is_read_with_a_warning(tmp_path: Path, former: str, name: str, text: str, value: float) -> None:
     path = write(tmp_path, f"limits.{former} = {text if text.isdigit() else repr(text)}")
     warnings: list[str] = []
     assert getattr(load_settings(path, warn=warnings.append).limits, name) == value
@@ -476,9 +480,7 @@ def test_a_former_name_beside_the_present_one_is_a_problem(tmp_path: Path) -> No
     reason = "is the former name of limits.queue_high_watermark_messages, which is set too"
     assert problems(path) == [f"{path}: limits.crowded_queue_messages: {reason}"]
     former, name = "MQTTBROKER_LIMITS__CROWDED_QUEUE_WAIT", "MQTTBROKER_LIMITS__BACKPRESSURE_WAIT"
-    assert problems(environ={former: "1s", name: "1s"}) == [
-        f"{former}: sets limits.backpressure_wait, as {name} does"
-    ]
+    assert problems(environ={former: "1s", name: "1s"}) == [f"{former}: sets limits.backpressure_wait, as {name} does"]
 
 
 def test_a_bad_value_is_reported_under_the_name_in_the_file(tmp_path: Path) -> None:
@@ -494,9 +496,7 @@ def test_the_broker_logs_a_former_name_at_its_start(tmp_path: Path) -> None:
         line = process.stderr.readline()
         process.terminate()
     assert "warning event=setting_renamed" in line and "limits.backpressure_wait" in line
-    checked = subprocess.run(
-        [sys.executable, "-m", "mqttbroker", "check-config", str(path)], capture_output=True, text=True, check=True
-    )
+    checked = subprocess.run([sys.executable, "-m", "mqttbroker", "check-config", str(path)], capture_output=True, text=True, check=True)
     assert checked.stderr == f"warning: {path}:1: limits.crowded_queue_wait: is called limits.backpressure_wait now\n"
 
 

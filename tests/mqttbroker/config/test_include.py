@@ -100,9 +100,7 @@ def test_a_problem_names_file_and_line(tmp_path: Path, files: dict[str, str], li
 def test_files_are_included_to_a_depth(tmp_path: Path) -> None:
     files = {f"{number}.toml": f'include = "{number + 1}.toml"' for number in range(MAX_DEPTH + 1)}
     files["broker.toml"] = 'include = "0.toml"'
-    assert problem(tmp_path, files) == (
-        f"{MAX_DEPTH - 1}.toml:1: include: more than {MAX_DEPTH} files include each other"
-    )
+    assert problem(tmp_path, files) == (f"{MAX_DEPTH - 1}.toml:1: include: more than {MAX_DEPTH} files include each other")
 
 
 def test_a_variable_cannot_include(tmp_path: Path) -> None:
@@ -115,9 +113,7 @@ def test_a_directory_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     directory = tmp_path / "conf.d"
     directory.mkdir(mode=0o300)
     try:
-        assert problem(tmp_path, {"broker.toml": 'include = "conf.d/*.toml"'}) == (
-            "broker.toml:1: include: conf.d cannot be read"
-        )
+        assert problem(tmp_path, {"broker.toml": 'include = "conf.d/*.toml"'}) == ("broker.toml:1: include: conf.d cannot be read")
     finally:
         directory.chmod(0o700)
 

@@ -84,8 +84,13 @@ def test_special_values_are_written_as_in_a_file() -> None:
     assert Duration("0s", "1d").written(0.000001) == "0.001ms"
 
 
-@given(st.recursive(st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans(),
-                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3), max_leaves=5))
+@given(
+    st.recursive(
+        st.text() | st.integers(-(2**63), 2**63 - 1) | st.booleans(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=5,
+    )
+)
 def test_any_value_is_toml(value: object) -> None:
     assert tomllib.loads(f"x = {toml(value)}")["x"] == value
 

@@ -373,9 +373,7 @@ def test_retained_messages_expire_without_a_subscriber(tmp_path: Path) -> None:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     policy=st.sampled_from(["drop_newest", "drop_oldest", "refuse"]),
-    steps=st.lists(
-        st.sampled_from(["publish", "publish", "expiring", "come", "go", "slow", "wait", "fail", "kill"]), max_size=40
-    ),
+    steps=st.lists(st.sampled_from(["publish", "publish", "expiring", "come", "go", "slow", "wait", "fail", "kill"]), max_size=40),
 )
 def test_totals_are_right_after_random_events(tmp_path: Path, policy: str, steps: list[str]) -> None:
     shutil.rmtree(tmp_path)

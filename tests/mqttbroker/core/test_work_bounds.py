@@ -273,9 +273,7 @@ def test_subscriptions_are_handled_in_parts(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = durable(core, "sub")
         core.eager = False
-        packets = [
-            Subscribe(number, [Subscription(f"{number}/{index}", 1) for index in range(100)]) for number in range(1, 21)
-        ]
+        packets = [Subscribe(number, [Subscription(f"{number}/{index}", 1) for index in range(100)]) for number in range(1, 21)]
         client.send(*packets, Pingreq())
         session = client.connection.session
         assert session is not None and client.connection.halted and 0 < len(session.subscriptions) < 2000

@@ -85,9 +85,7 @@ def fill(port: int) -> None:
 
 
 @NEEDS_MOSQUITTO
-def test_everything_that_a_mosquitto_kept_is_delivered(
-    tmp_path: Path, start_broker: Callable[..., BrokerProcess]
-) -> None:
+def test_everything_that_a_mosquitto_kept_is_delivered(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     theirs, ours = tmp_path / "mosquitto", tmp_path / "ours"
     theirs.mkdir()
     with mosquitto(theirs) as peer:
@@ -239,9 +237,7 @@ def test_bad_input_is_one_line_and_writes_nothing(tmp_path: Path) -> None:
     path = written(tmp_path, f"password_file {tmp_path}/users\nlistener 1883\n")
     ours = tmp_path / "ours"
     missing = run(path, "--to", ours)
-    assert (missing.returncode, missing.stderr) == (
-        1, f"mqttbroker import-mosquitto: {tmp_path}/users: No such file or directory\n"
-    )
+    assert (missing.returncode, missing.stderr) == (1, f"mqttbroker import-mosquitto: {tmp_path}/users: No such file or directory\n")
     written(tmp_path, "alice:$9$x\n", "users")
     refused = run(path, "--to", ours)
     assert refused.returncode == 1 and f"{tmp_path}/users:1: " in refused.stderr

@@ -75,8 +75,7 @@ def test_the_oldest_half_open_connections_are_closed() -> None:
 
 def proxied(**limits: Any) -> dict[str, Any]:
     """A plain listener, and one on which a client has any address."""
-    return {"listeners": [{"host": "127.0.0.1"}, {"port": 0, "proxy_protocol": True}], "allow_anonymous": True,
-            "limits": limits}
+    return {"listeners": [{"host": "127.0.0.1"}, {"port": 0, "proxy_protocol": True}], "allow_anonymous": True, "limits": limits}
 
 
 def port_of(broker: BrokerProcess, kind: str) -> int:
@@ -92,9 +91,7 @@ def reached(broker: BrokerProcess, limit: str) -> float:
 def client_from(broker: BrokerProcess, address: str, version: int = 5) -> StreamClient:
     broker.wait_for_log("event=started")
     sock = tcp_socket(port_of(broker, "tcp"))
-    sock.sendall(
-        f"PROXY TCP{6 if ':' in address else 4} {address} {'::' if ':' in address else '0.0.0.0'} 7 8\r\n".encode()
-    )
+    sock.sendall(f"PROXY TCP{6 if ':' in address else 4} {address} {'::' if ':' in address else '0.0.0.0'} 7 8\r\n".encode())
     return StreamClient(sock, version)
 
 

@@ -35,9 +35,7 @@ def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def open_client(broker: BrokerProcess, kind: str, limited: bool) -> StreamClient:
-    ports = [
-        found[1] for line in broker.lines if (found := re.search(rf"event=listening type={kind} .*\bport=(\d+)", line))
-    ]
+    ports = [found[1] for line in broker.lines if (found := re.search(rf"event=listening type={kind} .*\bport=(\d+)", line))]
     sock: Any = tcp_socket(int(ports[limited]))
     if kind in ("tls", "wss"):
         context = ssl.create_default_context()

@@ -77,9 +77,7 @@ def server() -> Iterator[CallbackServer]:
 
 
 @pytest.fixture(scope="module", params=[0, 2], ids=["no worker", "workers"])
-def broker(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: CallbackServer
-) -> Iterator[BrokerProcess]:
+def broker(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, server: CallbackServer) -> Iterator[BrokerProcess]:
     config = {
         "workers": request.param,
         "listeners": all_listeners(CertificateFiles(tmp_path_factory.mktemp("tls"))),
@@ -289,9 +287,7 @@ def test_a_plug_in_that_takes_its_time(start_broker: Start, tmp_path: Path, work
 
 @WORKERS
 @pytest.mark.parametrize("clean_start", [True, False], ids=["the session is discarded", "its queue is read"])
-def test_anonymous_clients_whose_connect_waits_for_the_store(
-    start_broker: Start, tmp_path: Path, workers: int, clean_start: bool
-) -> None:
+def test_anonymous_clients_whose_connect_waits_for_the_store(start_broker: Start, tmp_path: Path, workers: int, clean_start: bool) -> None:
     broker = start_broker(config={"workers": workers, "listeners": all_listeners(CertificateFiles(tmp_path))})
     with RawClient(broker.port, 4) as client:
         watcher = Watcher(client, clean_start=True)

@@ -231,9 +231,7 @@ def test_sighup_changes_the_rules_of_one_listener(own_listeners: BrokerWithListe
     assert payloads(outside) == [b"", b"2"]
     own_listeners.rules("outside", "user alice\ntopic rw a\n")
     own_listeners.reload()
-    own_listeners.process.wait_for_log(
-        r"event=reload_failed reason=.listeners\.2\.acl_file: .*outside\.rules:2: access must be"
-    )
+    own_listeners.process.wait_for_log(r"event=reload_failed reason=.listeners\.2\.acl_file: .*outside\.rules:2: access must be")
     inside.publish("secret/1", b"4", 1)
     assert payloads(outside) == [b"4"]
 
@@ -300,9 +298,7 @@ def test_a_session_of_a_removed_listener_gets_nothing_until_its_client_connects(
     with own_listeners.resume("outside", "away") as away:
         away.subscribe("#", options=1)
     own_listeners.process.terminate()
-    more = BrokerProcess(
-        own_listeners.process.data_dir, {**own_listeners.config, "listeners": own_listeners.listeners[:2]}
-    )
+    more = BrokerProcess(own_listeners.process.data_dir, {**own_listeners.config, "listeners": own_listeners.listeners[:2]})
     own_listeners.process.close = lambda: None  # type: ignore[method-assign]
     own_listeners.process, before = more, own_listeners.process
     try:

@@ -93,9 +93,7 @@ def test_a_limit_of_files_that_workers_cannot_raise_is_logged(few_files: None) -
     limit = 1200
     program = ["-c", PROGRAM.format(limit=limit)]
     with BrokerProcess(config="limits.max_connections = 5000", program=program, arguments=["--workers", "2"]) as broker:
-        broker.wait_for_log(
-            rf"event=open_files_limited limit={limit} needed=\d+ client_sockets=1888 reason=\"limits.max_connections "
-        )
+        broker.wait_for_log(rf"event=open_files_limited limit={limit} needed=\d+ client_sockets=1888 reason=\"limits.max_connections ")
 
 
 PROGRAM = """

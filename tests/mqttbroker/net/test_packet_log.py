@@ -76,9 +76,7 @@ def test_long_packets_are_not_kept() -> None:
     for start in range(0, len(many), 1000):
         found += scanner.feed(many[start : start + 1000])
         kept = max(kept, len(scanner._pending))
-    assert kept <= DESCRIBED and [(packet.name, packet.packet_id, packet.size) for packet in found] == [
-        ("SUBSCRIBE", 4, len(many))
-    ]
+    assert kept <= DESCRIBED and [(packet.name, packet.packet_id, packet.size) for packet in found] == [("SUBSCRIBE", 4, len(many))]
 
 
 @given(st.binary(max_size=500), st.integers(1, 50))
@@ -94,11 +92,7 @@ def test_any_bytes_are_described_the_same_in_any_pieces(data: bytes, size: int) 
 @pytest.mark.parametrize("kind", ["tcp", "ws", "tls", "wss"])
 def test_lines_of_packets(start_broker: Start, tmp_path: Path, kind: str) -> None:
     files = CertificateFiles(tmp_path)
-    config = (
-        files.config(kind)
-        if kind in ("tls", "wss")
-        else {"listeners": [{"host": "127.0.0.1"}, {"type": kind, "port": 0}]}
-    )
+    config = files.config(kind) if kind in ("tls", "wss") else {"listeners": [{"host": "127.0.0.1"}, {"type": kind, "port": 0}]}
     broker = start_broker(config={**config, "log": {"level": "debug"}})
     broker.wait_for_log("event=started")
     port = [int(line.rpartition("port=")[2]) for line in broker.lines if f"event=listening type={kind} " in line][-1]
@@ -153,9 +147,7 @@ def test_lines_of_connections(start_broker: Start, tmp_path: Path) -> None:
     with RawClient(broker.port) as client:
         assert client.connect("pump", username="mallory x", password=b"no").reason_code == BAD_USER_NAME_OR_PASSWORD
     listener = r"listener=127.0.0.1:\d+$"
-    broker.wait_for_log(
-        r"event=connected client=pump address=\S+ version=5 clean_start=True keep_alive=0 user=alice " + listener
-    )
+    broker.wait_for_log(r"event=connected client=pump address=\S+ version=5 clean_start=True keep_alive=0 user=alice " + listener)
     broker.wait_for_log(r'event=disconnected client=pump address=\S+ reason="DISCONNECT: .*" user=alice ' + listener)
     broker.wait_for_log(r'event=refused client=pump address=\S+ reason=".*" user="mallory x" ' + listener)
     assert "event=packet" not in broker.log

@@ -138,9 +138,9 @@ def test_wrong_headers_in_one_and_two_pieces(data: bytes, reason: str) -> None:
         st.binary(max_size=300),
         st.binary(max_size=200).map(lambda end: b"PROXY TCP4 " + end),
         st.binary(max_size=200).map(lambda end: SIGNATURE + end),
-        st.tuples(
-            st.sampled_from([data for data, _ in HEADERS]), st.integers(0, 60), st.binary(min_size=1, max_size=3)
-        ).map(lambda edit: edit[0][: edit[1]] + edit[2] + edit[0][edit[1] + len(edit[2]) :]),
+        st.tuples(st.sampled_from([data for data, _ in HEADERS]), st.integers(0, 60), st.binary(min_size=1, max_size=3)).map(
+            lambda edit: edit[0][: edit[1]] + edit[2] + edit[0][edit[1] + len(edit[2]) :]
+        ),
     ),
     st.integers(1, 40),
 )
@@ -341,7 +341,5 @@ def test_settings_that_do_not_fit(tmp_path: Path) -> None:
     assert problems(path) == [f"{path}: listeners.0.proxy_sources: needs proxy_protocol"]
     path = write(tmp_path, '[[listeners]]\nproxy_protocol = true\nproxy_sources = ["10.0.0.0/33"]')
     assert len(problems(path)) == 1 and "10.0.0.0/33" in problems(path)[0]
-    path = write(
-        tmp_path, '[[listeners]]\ntype = "unix"\npath = "s"\nproxy_protocol = true\nproxy_sources = ["10.0.0.1"]'
-    )
+    path = write(tmp_path, '[[listeners]]\ntype = "unix"\npath = "s"\nproxy_protocol = true\nproxy_sources = ["10.0.0.1"]')
     assert problems(path) == [f'{path}: listeners.0.proxy_sources: a listener of type "unix" has none']

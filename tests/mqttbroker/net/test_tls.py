@@ -271,12 +271,8 @@ BROKEN: list[tuple[str, Callable[[CertificateFiles], Any], str]] = [
 
 
 @pytest.mark.parametrize(("damage", "message"), [row[1:] for row in BROKEN], ids=[row[0] for row in BROKEN])
-def test_invalid_files_are_reported_in_one_line(
-    files: CertificateFiles, damage: Callable[[CertificateFiles], Any], message: str
-) -> None:
-    listener = Listener(
-        type="tls", certfile=files.certfile, keyfile=files.keyfile, cafile=files.cafile, client_certificate="required"
-    )
+def test_invalid_files_are_reported_in_one_line(files: CertificateFiles, damage: Callable[[CertificateFiles], Any], message: str) -> None:
+    listener = Listener(type="tls", certfile=files.certfile, keyfile=files.keyfile, cafile=files.cafile, client_certificate="required")
     server_context(listener)
     damage(files)
     with pytest.raises(OSError) as caught:

@@ -130,12 +130,8 @@ def test_a_request_that_is_not_http_is_refused(ports: list[int]) -> None:
     assert (head.split()[1], body) == (b"400", b"not an HTTP request\n")
 
 
-@pytest.mark.parametrize(
-    "request_text", [REFUSED[0][1], "GET /mqtt HTTP/1.1\r\nUpgr", ""], ids=["whole", "half", "none"]
-)
-def test_a_failed_handshake_is_logged_once_and_counted(
-    broker: BrokerProcess, ports: list[int], request_text: str
-) -> None:
+@pytest.mark.parametrize("request_text", [REFUSED[0][1], "GET /mqtt HTTP/1.1\r\nUpgr", ""], ids=["whole", "half", "none"])
+def test_a_failed_handshake_is_logged_once_and_counted(broker: BrokerProcess, ports: list[int], request_text: str) -> None:
     def failed() -> float:
         text = broker.get("/metrics").decode()
         return float(text.partition('handshakes_failed_total{layer="websocket"} ')[2].split()[0])
@@ -446,9 +442,7 @@ def test_incomplete_frames_of_all_clients_are_bounded_together(start_broker: Cal
         return samples(broker.get("/metrics"))["mqttbroker_memory_part_bytes/incomplete"]
 
     with ExitStack() as stack:
-        first, second = (
-            stack.enter_context(StreamClient(WebSocketStream(tcp_socket(port)))) for _ in range(2)
-        )
+        first, second = (stack.enter_context(StreamClient(WebSocketStream(tcp_socket(port)))) for _ in range(2))
         for client, name in ((first, "first"), (second, "second")):
             assert client.connect(name).reason_code == 0
         stream(first).socket.sendall(frame[:600_000])

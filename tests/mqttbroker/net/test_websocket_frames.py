@@ -19,9 +19,7 @@ def filled(size: int) -> bytes:
 
 
 SIZES = st.one_of(st.integers(0, 300), st.sampled_from((125, 126, 127, 65535, 65536, LARGEST)))
-OPCODES = st.sampled_from(
-    [Opcode.BINARY] * 4 + [Opcode.CONT] * 3 + [Opcode.TEXT, Opcode.PING, Opcode.PONG, Opcode.CLOSE]
-)
+OPCODES = st.sampled_from([Opcode.BINARY] * 4 + [Opcode.CONT] * 3 + [Opcode.TEXT, Opcode.PING, Opcode.PONG, Opcode.CLOSE])
 FRAMES = st.lists(
     st.builds(lambda opcode, size, fin: Frame(opcode, filled(size % 125 if opcode > 7 else size), fin or opcode > 7),
               OPCODES, SIZES, st.booleans()),
@@ -69,8 +67,9 @@ def expected(frames: list[Frame], sent: list[bytes]) -> list[tuple[bytes, bytes,
     return [*found, (payload, ping, b"")]
 
 
-@given(frames=FRAMES, cuts=st.lists(st.integers(0, 80_000), max_size=6), short=st.sampled_from((0, 256)),
-       limit=st.sampled_from((1, 2, 1000)))
+@given(
+    frames=FRAMES, cuts=st.lists(st.integers(0, 80_000), max_size=6), short=st.sampled_from((0, 256)), limit=st.sampled_from((1, 2, 1000))
+)
 def test_frames_cut_anywhere(frames: list[Frame], cuts: list[int], short: int, limit: int) -> None:
     sent = [frame.serialize(mask=True) for frame in frames]
     data = b"".join(sent)
@@ -94,8 +93,10 @@ def test_frames_byte_by_byte() -> None:
 
 def test_whole_message_inside_a_fragmented_one_is_for_the_library() -> None:
     reader = reader_for(256)
-    begin, whole, end = (Frame(opcode, b"x", fin).serialize(mask=True)
-                         for opcode, fin in ((Opcode.BINARY, False), (Opcode.BINARY, True), (Opcode.CONT, True)))
+    begin, whole, end = (
+        Frame(opcode, b"x", fin).serialize(mask=True)
+        for opcode, fin in ((Opcode.BINARY, False), (Opcode.BINARY, True), (Opcode.CONT, True))
+    )
     assert read(reader, [begin]) == [(b"x", b"", b"")] and reader.fragmented
     assert read(reader, [whole]) == [(b"", b"", whole), (b"", b"", b"")]
     assert read(reader, [end]) == [(b"x", b"", b"")] and not reader.fragmented
@@ -117,9 +118,7 @@ def test_only_a_close_is_read_while_discarding() -> None:
     assert read(reader, [*frames, close, *frames]) == [(b"", b"", close), (b"", b"", b"")]
 
 
-@pytest.mark.parametrize(
-    "start", [b"\x82\x01", b"\x82\xfe\x11\x71", b"\x82\xff" + b"\xff" * 8], ids=("unmasked", "16", "64")
-)
+@pytest.mark.parametrize("start", [b"\x82\x01", b"\x82\xfe\x11\x71", b"\x82\xff" + b"\xff" * 8], ids=("unmasked", "16", "64"))
 def test_an_invalid_frame_is_returned_before_it_is_complete(start: bytes) -> None:
     reader = reader_for(256, 0x1170)
     data = start + bytes(20)

@@ -178,9 +178,7 @@ def test_nothing_is_written_while_writing_is_paused(core: Core) -> None:
 
 
 @pytest.mark.parametrize("writers, readers", [(1, 1), (1, 10), (10, 1)])
-def test_large_packets_keep_the_outbox_within_its_limit_and_delay_no_client(
-    core: Core, writers: int, readers: int
-) -> None:
+def test_large_packets_keep_the_outbox_within_its_limit_and_delay_no_client(core: Core, writers: int, readers: int) -> None:
     loop, scheduler = begin(core)
     sending = [join(core, loop, scheduler, f"writer{number}") for number in range(writers)]
     for wire in sending:

@@ -486,9 +486,7 @@ def test_a_client_that_leaves_before_its_connect(node: FrontNode, certificates: 
 
 
 @pytest.mark.parametrize("kind", ["tls", "ws", "wss", "unix", "proxied"])
-def test_a_waiting_client_of_each_listener_is_answered(
-    node: FrontNode, certificates: CertificateFiles, kind: str
-) -> None:
+def test_a_waiting_client_of_each_listener_is_answered(node: FrontNode, certificates: CertificateFiles, kind: str) -> None:
     node.direct(1)
     with StreamClient(stream_of(node, kind, certificates)) as client:
         client.send(Connect(A, 5), Pingreq())
@@ -499,9 +497,7 @@ def test_a_waiting_client_of_each_listener_is_answered(
         client.ping()
 
 
-def test_a_websocket_frame_with_half_a_packet_behind_the_connect(
-    node: FrontNode, certificates: CertificateFiles
-) -> None:
+def test_a_websocket_frame_with_half_a_packet_behind_the_connect(node: FrontNode, certificates: CertificateFiles) -> None:
     """The core counts the bytes of the incomplete frame."""
     stream = stream_of(node, "ws", certificates)
     packet = Publish("t", b"x" * 50_000, 0, False, False, 0).encode(5)
@@ -517,9 +513,7 @@ def test_a_websocket_frame_with_half_a_packet_behind_the_connect(
         client.ping()
 
 
-def test_a_text_frame_before_the_connect_ends_the_connection(
-    node: FrontNode, certificates: CertificateFiles
-) -> None:
+def test_a_text_frame_before_the_connect_ends_the_connection(node: FrontNode, certificates: CertificateFiles) -> None:
     stream = stream_of(node, "ws", certificates)
     stream.send_frame(Opcode.TEXT, b"hello")
     stream.expect_close(1003)

@@ -25,8 +25,11 @@ def test_a_restart_finds_readers_and_offsets() -> None:
     for row in sorted(write_set.offsets):
         restored.load_offsets(row)
     assert restored.next_id == 4
-    for found, made in ((restored.subscription(7, "$stream/s/a/#"), session), (restored.group("g", "s"), group),
-                        (restored.queue("g", "s"), queue)):
+    for found, made in (
+        (restored.subscription(7, "$stream/s/a/#"), session),
+        (restored.group("g", "s"), group),
+        (restored.queue("g", "s"), queue),
+    ):
         assert found is not None and found.row == made.row
         assert [offsets.position for offsets in found.partitions] == [offsets.position for offsets in made.partitions]
     assert restored.groups("s") == 1 and restored.group("g", "t") is None and restored.subscription(8, "g") is None

@@ -90,9 +90,7 @@ def test_no_database_is_made_beside_a_log(killed: Path) -> None:
     assert sorted(path.name for path in killed.iterdir()) == before
 
 
-def test_a_start_finishes_a_salvage_that_was_killed_while_the_database_had_no_name(
-    killed: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_finishes_a_salvage_that_was_killed_while_the_database_had_no_name(killed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def die(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -8,9 +8,7 @@ import pytest
 from support.paths import ROOT
 
 
-@pytest.mark.parametrize(
-    "name", ["sessions/rows.py", "sessions/write_set.py", "sessions/journal.py", "sessions/store/interface.py"]
-)
+@pytest.mark.parametrize("name", ["sessions/rows.py", "sessions/write_set.py", "sessions/journal.py", "sessions/store/interface.py"])
 def test_the_interface_of_the_store_imports_no_database(name: str) -> None:
     tree = ast.parse((ROOT / name).read_text(encoding="utf-8"))
     imported = {node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}

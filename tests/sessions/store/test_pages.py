@@ -146,9 +146,7 @@ def test_rows_of_different_tables_and_indexes_have_different_types(tmp_path: Pat
                 assert [column[5] for column in columns][: len(keys)] == sorted(keys) == keys
             shapes.append((without_rowid, tuple(column[2] for column in columns)))
     assert len(set(shapes)) == len([*TABLES, COMMIT_LOG])
-    indexes = connection.execute(
-        "SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND name NOT LIKE 'sqlite_%'"
-    ).fetchall()
+    indexes = connection.execute("SELECT name, tbl_name FROM sqlite_master WHERE type = 'index' AND name NOT LIKE 'sqlite_%'").fetchall()
     for index, table in indexes:
         types = {column[0]: column[2] for column in connection.execute(f"PRAGMA table_info({table})")}
         parts = connection.execute(f"PRAGMA index_xinfo({index})").fetchall()

@@ -205,9 +205,7 @@ def test_a_second_salvage_gets_another_name(path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", range(12))
-def test_an_interrupted_salvage_is_finished_or_undone(
-    path: Path, rows: Rows, step: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_salvage_is_finished_or_undone(path: Path, rows: Rows, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A crash before any of the renames leaves a complete database."""
     path.with_name("broker.db-wal").write_bytes(b"")
     path.with_name("broker.db.suspect").write_text("x")

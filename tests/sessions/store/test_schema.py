@@ -69,9 +69,7 @@ def test_a_new_database_gets_the_newest_schema(connection: sqlite3.Connection, p
         "stream_readers",
         "stream_offsets",
     } <= set(db.table_names())
-    assert [row["name"] for row in db["_sqlite_migrations"].rows] == [
-        migration.__name__ for migration in MIGRATIONS
-    ]
+    assert [row["name"] for row in db["_sqlite_migrations"].rows] == [migration.__name__ for migration in MIGRATIONS]
     assert list(path.parent.glob("*.backup")) == []
 
 
@@ -82,9 +80,7 @@ def test_preparing_twice_changes_nothing(connection: sqlite3.Connection, path: P
     assert list(connection.iterdump()) == before
 
 
-def test_an_older_database_is_migrated_after_a_backup(
-    connection: sqlite3.Connection, path: Path
-) -> None:
+def test_an_older_database_is_migrated_after_a_backup(connection: sqlite3.Connection, path: Path) -> None:
     prepare(connection, str(path))
     connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL, 'u', NULL, NULL)")
     before = list(connection.iterdump())
@@ -98,20 +94,14 @@ def test_an_older_database_is_migrated_after_a_backup(
     assert list(path.parent.glob("*.part")) == []
 
 
-def test_sessions_of_version_1_have_no_username_or_permissions_and_the_global_rules(
-    connection: sqlite3.Connection, path: Path
-) -> None:
+def test_sessions_of_version_1_have_no_username_or_permissions_and_the_global_rules(connection: sqlite3.Connection, path: Path) -> None:
     prepare(connection, str(path), MIGRATIONS[:1])
     connection.execute("INSERT INTO sessions VALUES (1, 'c', 5, 10, NULL, NULL, NULL)")
     prepare(connection, str(path))
-    assert connection.execute("SELECT client_id, username, rules, permissions FROM sessions").fetchall() == [
-        ("c", None, None, None)
-    ]
+    assert connection.execute("SELECT client_id, username, rules, permissions FROM sessions").fetchall() == [("c", None, None, None)]
 
 
-def test_entries_of_version_3_get_the_expiry_of_their_message(
-    connection: sqlite3.Connection, path: Path
-) -> None:
+def test_entries_of_version_3_get_the_expiry_of_their_message(connection: sqlite3.Connection, path: Path) -> None:
     prepare(connection, str(path), MIGRATIONS[:3])
     for key, expires_at in ((1, 0), (2, 77)):
         connection.execute("INSERT INTO messages VALUES (?, 't', 1, 0, x'', 'p', 5, ?, x'')", (key, expires_at))
@@ -154,9 +144,7 @@ def test_a_broker_opens_a_data_directory_of_version_1(tmp_path: Path) -> None:
         assert list(again.iterdump()) == copied
 
 
-def test_a_failed_migration_keeps_the_older_database(
-    connection: sqlite3.Connection, path: Path
-) -> None:
+def test_a_failed_migration_keeps_the_older_database(connection: sqlite3.Connection, path: Path) -> None:
     prepare(connection, str(path))
     before = list(connection.iterdump())
     with pytest.raises(sqlite3.OperationalError, match="no more"):
@@ -167,9 +155,7 @@ def test_a_failed_migration_keeps_the_older_database(
     assert version(connection) == NEWEST + 1
 
 
-def test_a_failed_migration_leaves_a_new_file_empty(
-    connection: sqlite3.Connection, path: Path
-) -> None:
+def test_a_failed_migration_leaves_a_new_file_empty(connection: sqlite3.Connection, path: Path) -> None:
     with pytest.raises(sqlite3.OperationalError):
         prepare(connection, str(path), (*MIGRATIONS, fail_halfway))
     assert connection.execute("SELECT * FROM sqlite_master").fetchall() == []
@@ -181,10 +167,7 @@ def test_a_newer_database_is_refused(connection: sqlite3.Connection, path: Path)
     before = list(connection.iterdump())
     with pytest.raises(StoreError) as caught:
         prepare(connection, str(path))
-    assert str(caught.value) == (
-        f"{path}: schema version {NEWEST + 1} is newer than this program's {NEWEST};"
-        " use the newer program"
-    )
+    assert str(caught.value) == (f"{path}: schema version {NEWEST + 1} is newer than this program's {NEWEST}; use the newer program")
     assert list(connection.iterdump()) == before
 
 

@@ -16,9 +16,7 @@ from sessions.store import statements
 
 
 TABLES = "sessions subscriptions messages queue received retained stream_ends producers stream_readers stream_offsets".split()
-WRITES = {
-    name: value for name, value in vars(statements).items() if isinstance(value, statements.Statement)
-}
+WRITES = {name: value for name, value in vars(statements).items() if isinstance(value, statements.Statement)}
 
 
 def plan(path: Path, sql: str) -> List[str]:
@@ -35,11 +33,7 @@ def plan(path: Path, sql: str) -> List[str]:
 def scans(steps: List[str]) -> List[str]:
     """The steps that read a whole table, under its name or an alias."""
     words = [step.split() for step in steps]
-    return [
-        " ".join(step)
-        for step in words
-        if step[0] == "SCAN" and step[1] in [*TABLES, "q", "m", "other"]
-    ]
+    return [" ".join(step) for step in words if step[0] == "SCAN" and step[1] in [*TABLES, "q", "m", "other"]]
 
 
 @pytest.mark.parametrize("name", sorted(WRITES))

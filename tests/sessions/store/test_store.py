@@ -98,9 +98,7 @@ def test_upserts_replace_every_column(opened: Opened) -> None:
     assert recovered.retained == retained_rows(second)
 
 
-@pytest.mark.parametrize(
-    "count", [1, 2, 3, statements.CHUNK, statements.CHUNK + 1, 2 * statements.CHUNK + 5]
-)
+@pytest.mark.parametrize("count", [1, 2, 3, statements.CHUNK, statements.CHUNK + 1, 2 * statements.CHUNK + 5])
 def test_lists_of_any_length(opened: Opened, path: Path, count: int) -> None:
     _, writer = opened()
     keys = list(range(1, count + 1))
@@ -140,9 +138,7 @@ def test_a_shared_message_is_deleted_with_its_last_entry(opened: Opened, path: P
 MODEL_KEYS = st.integers(1, 6)
 
 
-@settings(
-    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.tuples(MODEL_KEYS, MODEL_KEYS), st.booleans()), max_size=6))
 def test_subscriptions_and_received_follow_a_model(
     tmp_path_factory: pytest.TempPathFactory, rounds: List[Dict[Tuple[int, int], bool]]
@@ -171,8 +167,7 @@ def test_subscriptions_and_received_follow_a_model(
     path = store.database.path
     assert set(query(path, "SELECT session_id, packet_id FROM received")) == model
     assert {
-        (session_id, int(topic_filter))
-        for session_id, topic_filter in query(path, "SELECT session_id, topic_filter FROM subscriptions")
+        (session_id, int(topic_filter)) for session_id, topic_filter in query(path, "SELECT session_id, topic_filter FROM subscriptions")
     } == model
 
 
@@ -211,22 +206,17 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
         for at, (topic, payload) in enumerate(zip(topics, PAYLOADS))
     ]
     write_set.entries = [
-        (1, 20 + at, 10 + at, at % 2, 1, 0, b"\x0b\x05", 9, 4, len(topics[at]) + len(payload) + 3, 5)
-        for at, payload in enumerate(PAYLOADS)
+        (1, 20 + at, 10 + at, at % 2, 1, 0, b"\x0b\x05", 9, 4, len(topics[at]) + len(payload) + 3, 5) for at, payload in enumerate(PAYLOADS)
     ]
     writer.commit(write_set)
     columns = attrgetter(*MESSAGE_COLUMNS)
     assert writer.page(1).rows == [
         (seq, qos, retain, ids, packet_id, state, message_id, shared, *columns(sent)[1:], size)
-        for (_, seq, message_id, shared, qos, retain, ids, packet_id, state, size, _), sent in zip(
-            write_set.entries, write_set.messages
-        )
+        for (_, seq, message_id, shared, qos, retain, ids, packet_id, state, size, _), sent in zip(write_set.entries, write_set.messages)
     ]
 
 
-@pytest.mark.parametrize(
-    "packet_ids", [[0], [7], [10], [0, 0, 0], [5, 5], [11, 12], [1, 11, 1], [11, 1], [65535, 65535]]
-)
+@pytest.mark.parametrize("packet_ids", [[0], [7], [10], [0, 0, 0], [5, 5], [11, 12], [1, 11, 1], [11, 1], [65535, 65535]])
 def test_a_page_has_the_packet_id_of_each_entry(opened: Opened, packet_ids: List[int]) -> None:
     _, writer = opened()
     write_set = queued(1, list(range(1, len(packet_ids) + 1)))
@@ -306,9 +296,7 @@ def test_a_page_ends_at_its_byte_limit_but_has_a_row(opened: Opened) -> None:
     assert [row[0] for row in writer.page(1, 3, 10, 1).rows] == [4]
 
 
-def test_a_page_that_cannot_be_read_does_not_undo_the_commit(
-    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_that_cannot_be_read_does_not_undo_the_commit(opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, writer = opened()
     monkeypatch.setattr(statements, "PAGE", "SELECT x FROM nowhere")
     write_set = queued(1, [1])
@@ -331,9 +319,7 @@ def test_a_deleted_session_is_deleted_with_everything(opened: Opened, path: Path
     # Message 1 is queued for session 1, 2 for both, 3 twice for session 1, 4 for session 2.
     write_set.entries = [
         (session_id, seq, message_id, shared, 1, 0, b"", 0, 0, 1, 0)
-        for seq, (session_id, message_id, shared) in enumerate(
-            [(1, 1, 0), (1, 2, 1), (2, 2, 1), (1, 3, 1), (1, 3, 1), (2, 4, 0)], 1
-        )
+        for seq, (session_id, message_id, shared) in enumerate([(1, 1, 0), (1, 2, 1), (2, 2, 1), (1, 3, 1), (1, 3, 1), (2, 4, 0)], 1)
     ]
     writer.commit(write_set)
     write_set = WriteSet()
@@ -358,9 +344,7 @@ def test_a_session_id_is_not_used_again(opened: Opened, path: Path) -> None:
 
 
 @pytest.mark.parametrize("restart", [False, True])
-def test_a_long_queue_is_purged_in_steps(
-    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool
-) -> None:
+def test_a_long_queue_is_purged_in_steps(opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch, restart: bool) -> None:
     monkeypatch.setattr(statements, "PURGE_ENTRIES", 100)
     monkeypatch.setattr(follower, "IDLE_AFTER", 1000.0)
     _, writer = opened()
@@ -385,9 +369,7 @@ def test_a_long_queue_is_purged_in_steps(
     assert query(path, "SELECT id FROM messages") == []
 
 
-def test_an_idle_writer_purges_and_vacuums(
-    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_writer_purges_and_vacuums(opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follower, "IDLE_AFTER", 0.001)
     monkeypatch.setattr(maintenance, "VACUUM_FREE_PAGES", 10)
     tidy = threading.Event()
@@ -417,9 +399,7 @@ def test_an_idle_writer_purges_and_vacuums(
     assert path.stat().st_size < full / 20 * 4096
 
 
-def test_the_wal_stays_small(
-    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_wal_stays_small(opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "CHECKPOINT_PAGES", 100)
     _, writer = opened()
     for number in range(200):

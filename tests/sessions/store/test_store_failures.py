@@ -83,9 +83,7 @@ def test_a_failing_stream_log_loses_no_commit(opened: Opened, path: Path, log: F
     assert query(path, "SELECT end_offset FROM stream_ends") == [4]
 
 
-def test_records_that_the_stream_log_refused_are_appended_at_the_next_start(
-    opened: Opened, path: Path, log: FileLog
-) -> None:
+def test_records_that_the_stream_log_refused_are_appended_at_the_next_start(opened: Opened, path: Path, log: FileLog) -> None:
     _, writer = opened("commit", log)
     log.fail_in = "append"
     writer.commit(stream_set(1))
@@ -123,9 +121,7 @@ def test_a_full_stream_log_at_start_does_not_block_later_commits(path: Path, log
     store.stop()
 
 
-def test_watermarks_that_fail_do_not_undo_a_commit(
-    opened: Opened, path: Path, log: FileLog, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_watermarks_that_fail_do_not_undo_a_commit(opened: Opened, path: Path, log: FileLog, caplog: pytest.LogCaptureFixture) -> None:
     _, writer = opened("commit", log)
     log.fail_in = "committed"
     writer.commit(stream_set(1))
@@ -188,9 +184,7 @@ def test_a_full_database_fails_only_the_commits_meanwhile(opened: Opened, path: 
     assert query(path, "SELECT count(*) FROM messages") == [len(keys) + 1]
 
 
-def test_a_failing_callback_does_not_stop_the_writer(
-    path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failing_callback_does_not_stop_the_writer(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = SqliteStore(path, "commit", None)
     store.recover()
     reports: List[Optional[Exception]] = []
@@ -281,9 +275,7 @@ def test_a_damaged_database(opened: Opened, path: Path) -> None:
     assert path.read_bytes() == data
 
 
-def test_an_older_database_is_migrated_at_start(
-    opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_older_database_is_migrated_at_start(opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, writer = opened()
     write_set = WriteSet()
     write_set.sessions = [session_row(1)]
@@ -320,9 +312,7 @@ def test_the_tables_are_synced_by_the_store_alone(opened: Opened, path: Path, du
     assert connection.execute("PRAGMA auto_vacuum").fetchone() == (2,)
 
 
-def test_durability_off_keeps_state_in_memory_and_the_stream_log_unsynced(
-    opened: Opened, path: Path, log: FileLog
-) -> None:
+def test_durability_off_keeps_state_in_memory_and_the_stream_log_unsynced(opened: Opened, path: Path, log: FileLog) -> None:
     _, writer = opened("off", log)
     writer.commit(stream_set(1))
     assert [row[0] for row in writer.page(1).rows] == [1]
@@ -389,9 +379,7 @@ def verify(directory: Path) -> int:
         store.stop()
 
 
-def test_an_idle_writer_lets_the_stream_log_apply_retention(
-    opened: Opened, log: FileLog, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_idle_writer_lets_the_stream_log_apply_retention(opened: Opened, log: FileLog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "RETENTION_AFTER", 0.01)
     heard = threading.Event()
     monkeypatch.setattr(log, "committed", heard.set)

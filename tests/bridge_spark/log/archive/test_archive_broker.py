@@ -41,8 +41,19 @@ HISTORY = "s/*/*.parquet"
 
 
 def config(archive: str, **more: Any) -> dict[str, Any]:
-    return {"streams": {"s": {"filters": ["sensors/#"], "partitions": 2, "segment_bytes": "4KiB", "seal": True,
-                              "archive": archive, "retention_bytes": "6KiB", **more}}}
+    return {
+        "streams": {
+            "s": {
+                "filters": ["sensors/#"],
+                "partitions": 2,
+                "segment_bytes": "4KiB",
+                "seal": True,
+                "archive": archive,
+                "retention_bytes": "6KiB",
+                **more,
+            }
+        }
+    }
 
 
 def rows(**options: str) -> list[dict[str, Any]]:
@@ -89,8 +100,10 @@ class Publisher:
         def moved() -> bool:
             self.publish(40)
             parts = manifest(self.broker)["partitions"]
-            return all(part.get("archive", {}).get("segments", 0) > 1 and part["segments"] and
-                       part["segments"][0]["first_offset"] > 0 for part in parts)
+            return all(
+                part.get("archive", {}).get("segments", 0) > 1 and part["segments"] and part["segments"][0]["first_offset"] > 0
+                for part in parts
+            )
 
         until(moved)
 
@@ -137,8 +150,9 @@ def read_everywhere(broker: BrokerProcess, publisher: Publisher, **options: str)
     parts = manifest(broker)["partitions"]
     oldest = min(row["timestamp"] for row in by_url if row["partition"] == 0 and row["offset"] == 30)
     micros = int(oldest.timestamp()) * 1_000_000 + oldest.microsecond
-    expected = {number: next((row["offset"] for row in by_url if row["partition"] == number and row["timestamp"] >= oldest))
-                for number in (0, 1)}
+    expected = {
+        number: next((row["offset"] for row in by_url if row["partition"] == number and row["timestamp"] >= oldest)) for number in (0, 1)
+    }
     assert all(expected[part["partition"]] < part["segments"][0]["first_offset"] for part in parts)
     answer = json.loads(broker.get(f"/streams/s/offsets?timestamp={micros}"))["partitions"]
     assert {part["partition"]: part["offset"] for part in answer} == expected
@@ -160,18 +174,17 @@ def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark
     broker = start_broker(config=config(str(archive)))
     publisher = Publisher(broker)
     # A query that begins at the first offset, and goes on while segments move to the archive and leave the data directory.
-    stream = spark.readStream.format("mqtt").options(
-        url=broker.url, stream="s", startingOffsets="earliest", maxOffsetsPerTrigger="150").load()
-    query = stream.writeStream.format("memory").queryName("followed").option(
-        "checkpointLocation", str(tmp_path / "checkpoint")).start()
+    stream = (
+        spark.readStream.format("mqtt").options(url=broker.url, stream="s", startingOffsets="earliest", maxOffsetsPerTrigger="150").load()
+    )
+    query = stream.writeStream.format("memory").queryName("followed").option("checkpointLocation", str(tmp_path / "checkpoint")).start()
     publisher.publish_until_history_is_in_the_archive_only()
     read_everywhere(broker, publisher)
     broker.restart(kill=True)
     publisher.publish(50)
     read_everywhere(broker, publisher)
     query.processAllAvailable()
-    assert spark.table("followed").count() == publisher.count \
-        == spark.table("followed").dropDuplicates(["partition", "offset"]).count()
+    assert spark.table("followed").count() == publisher.count == spark.table("followed").dropDuplicates(["partition", "offset"]).count()
     query.stop()
     loaded = spark.read.format("mqtt").options(url=broker.url, stream="s").load()
     assert loaded.selectExpr("count(DISTINCT partition, offset)", "count(*)").first() == (publisher.count, publisher.count)
@@ -184,13 +197,12 @@ def test_history_in_a_directory(start_broker: StartBroker, tmp_path: Path, spark
     assert slow["lag"] == publisher.count - 5 and 0 < slow["lag_seconds"] < 200
 
     # The archive as it lies
-    until(lambda: all(part["segments"][0]["first_offset"] <= part["archive"]["end_offset"]
-                      for part in manifest(broker)["partitions"]))
+    until(lambda: all(part["segments"][0]["first_offset"] <= part["archive"]["end_offset"] for part in manifest(broker)["partitions"]))
     parts = manifest(broker)["partitions"]
     archived = [(part["partition"], offset) for part in parts for offset in range(part["archive"]["end_offset"])]
     query_text = f"SELECT partition, \"offset\" FROM read_parquet('{archive}/{HISTORY}') ORDER BY ALL"
     by_duckdb = duckdb.sql(query_text).fetchall()
-    assert by_duckdb[:len(archived)] and set(archived) <= set(by_duckdb) and len(by_duckdb) == len(set(by_duckdb))
+    assert by_duckdb[: len(archived)] and set(archived) <= set(by_duckdb) and len(by_duckdb) == len(set(by_duckdb))
     by_polars = pl.scan_parquet(f"{archive}/{HISTORY}").select("partition", "offset").sort("partition", "offset").collect()
     assert by_polars.rows() == by_duckdb
     by_pandas = pd.read_parquet(archive / "s", columns=["partition", "offset"]).sort_values(["partition", "offset"])
@@ -236,10 +248,16 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
     assert manifest(broker)["archive"] == "s3://bucket/plant%20one"
     # Readers with options of their own, then with the environment
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    read_everywhere(broker, publisher, **{
-        "archive.accessKey": "test", "archive.secretKey": "testing", "archive.endpoint": s3.url,
-        "archive.region": "us-east-1",
-    })
+    read_everywhere(
+        broker,
+        publisher,
+        **{
+            "archive.accessKey": "test",
+            "archive.secretKey": "testing",
+            "archive.endpoint": s3.url,
+            "archive.region": "us-east-1",
+        },
+    )
     for name, value in s3.environment.items():
         monkeypatch.setenv(name, value)
     broker.restart(kill=True)
@@ -256,10 +274,20 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
     assert archived <= set(pairs)
     by_pandas = pd.read_parquet("bucket/plant one/s", filesystem=files, columns=["partition", "offset"])
     assert len(by_pandas) == len(pairs)
-    by_polars = pl.scan_parquet("s3://bucket/plant one/s/*/*.parquet", storage_options={
-        "aws_access_key_id": "test", "aws_secret_access_key": "testing", "aws_region": "us-east-1",
-        "aws_endpoint_url": s3.url, "aws_allow_http": "true",
-    }).select("partition", "offset").collect()
+    by_polars = (
+        pl.scan_parquet(
+            "s3://bucket/plant one/s/*/*.parquet",
+            storage_options={
+                "aws_access_key_id": "test",
+                "aws_secret_access_key": "testing",
+                "aws_region": "us-east-1",
+                "aws_endpoint_url": s3.url,
+                "aws_allow_http": "true",
+            },
+        )
+        .select("partition", "offset")
+        .collect()
+    )
     assert sorted(by_polars.rows()) == pairs
 
     s3.stop()
@@ -284,8 +312,10 @@ def test_history_in_s3(start_broker: StartBroker, tmp_path: Path, s3: S3Server, 
         ('archive = "/srv/../etc"', "streams.s.archive: must not have . or .."),
         ('archive = "/srv/a"\nseal = false', "streams.s.archive: needs sealed segments, and seal is false"),
         ('archive_retention_age = "1d"', "streams.s.archive_retention_age: needs archive"),
-        ('archive = "/srv/a"\nretention_age = "2d"\narchive_retention_age = "1d"',
-         "streams.s.archive_retention_age: must not be less than retention_age"),
+        (
+            'archive = "/srv/a"\nretention_age = "2d"\narchive_retention_age = "1d"',
+            "streams.s.archive_retention_age: must not be less than retention_age",
+        ),
     ],
 )
 def test_settings_that_are_refused(tmp_path: Path, lines: str, problem: str) -> None:

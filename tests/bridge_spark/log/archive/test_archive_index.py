@@ -66,8 +66,7 @@ def test_lookups_equal_those_in_a_list(
     assert (index.current.segments, index.current.size) == (len(known), sum(each.size for each in known))
     assert index.current == IndexReader(directory / INDEX_FILE).check() and index.current.end == end
     for offset in range(0, end + 2):
-        assert index.between(offset, offset + 3) == [
-            each for each in known if each.end_offset > offset and each.first_offset < offset + 3]
+        assert index.between(offset, offset + 3) == [each for each in known if each.end_offset > offset and each.first_offset < offset + 3]
         assert index.size_before(offset) == sum(each.size for each in known if each.end_offset <= offset)
     for time in range(0, 52):
         assert index.at_time(time) == next((each for each in known if each.last_timestamp >= time), None)
@@ -85,7 +84,7 @@ def test_an_incomplete_record_is_cut(tmp_path: Path, left: int) -> None:
     path = tmp_path / INDEX_FILE
     filled(tmp_path)
     data = path.read_bytes()
-    path.write_bytes(data[:-RECORD + left])
+    path.write_bytes(data[: -RECORD + left])
     reader = IndexReader(path)
     assert reader.state() == ArchiveState(0, 90, 9, 900) and len(reader.between(0, 200)) == 9
     index = ArchiveIndex(path)
@@ -107,8 +106,7 @@ def test_a_last_record_with_wrong_bytes_is_cut_and_any_other_is_damage(tmp_path:
     with pytest.raises(CorruptBatch):
         ArchiveIndex(path).load()
     (line,) = repair_index(tmp_path, "now")
-    assert line.startswith("archive_index: ") and line.endswith(
-        "put aside as archive_index.damaged-now, 9 segments are known")
+    assert line.startswith("archive_index: ") and line.endswith("put aside as archive_index.damaged-now, 9 segments are known")
     assert (tmp_path / "archive_index.damaged-now").read_bytes() == data
     index = ArchiveIndex(path)
     index.load()
@@ -149,8 +147,7 @@ def test_a_copy_ends_at_an_offset(tmp_path: Path) -> None:
 
 def test_without_a_file_the_index_is_empty(tmp_path: Path) -> None:
     reader = IndexReader(tmp_path / INDEX_FILE)
-    assert (reader.state(), reader.between(0, 9), reader.at_time(0), reader.size_before(9)) == (
-        ArchiveState(0, 0, 0, 0), [], None, 0)
+    assert (reader.state(), reader.between(0, 9), reader.at_time(0), reader.size_before(9)) == (ArchiveState(0, 0, 0, 0), [], None, 0)
 
 
 @pytest.mark.parametrize(
@@ -161,8 +158,11 @@ def test_without_a_file_the_index_is_empty(tmp_path: Path) -> None:
         ("s3://bucket", "bucket", "s3://bucket"),
         ("s3://bucket/a b/", "bucket/a b", "s3://bucket/a%20b"),
         ("s3://bucket/a?region=eu-west-1", "bucket/a", "s3://bucket/a?region=eu-west-1"),
-        ("s3://bucket/a?scheme=http&endpoint_override=127.0.0.1:9000", "bucket/a",
-         "s3://bucket/a?scheme=http&endpoint_override=127.0.0.1%3A9000"),
+        (
+            "s3://bucket/a?scheme=http&endpoint_override=127.0.0.1:9000",
+            "bucket/a",
+            "s3://bucket/a?scheme=http&endpoint_override=127.0.0.1%3A9000",
+        ),
     ],
 )
 def test_locations(text: str, root: str, shown: str) -> None:

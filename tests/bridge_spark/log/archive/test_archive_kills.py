@@ -81,8 +81,11 @@ def payloads(data: Path, **options: str) -> dict[int, bytes]:
 
 def archived_offsets(archive: Path) -> list[int]:
     """The offsets in the files that a glob finds."""
-    return [offset for file in sorted(archive.glob("s/*/*.parquet")) for offset in
-            pq.read_table(file, columns=["offset"], partitioning=None).column("offset").to_pylist()]
+    return [
+        offset
+        for file in sorted(archive.glob("s/*/*.parquet"))
+        for offset in pq.read_table(file, columns=["offset"], partitioning=None).column("offset").to_pylist()
+    ]
 
 
 @pytest.mark.parametrize("step", [pytest.param(step, marks=[] if step in USUAL else SLOW) for step in STEPS])
@@ -100,9 +103,7 @@ def test_a_kill_at_any_step(tmp_path: Path, step: str) -> None:
     assert not list(archive.rglob(".*"))
 
 
-@pytest.mark.parametrize(
-    "step", [pytest.param(step, marks=[] if step.startswith("jobs") else SLOW) for step in RETENTION_STEPS]
-)
+@pytest.mark.parametrize("step", [pytest.param(step, marks=[] if step.startswith("jobs") else SLOW) for step in RETENTION_STEPS])
 def test_a_kill_while_the_archive_s_retention_removes(tmp_path: Path, step: str) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
     killed = archive_all(data, archive, RETENTION_STEPS[step], "4000")
@@ -117,9 +118,17 @@ def test_a_kill_while_the_archive_s_retention_removes(tmp_path: Path, step: str)
 
 @pytest.mark.parametrize(
     "call",
-    ["sealed.segment_jobs:pwrite:parquet.*unfinished$:1", *(pytest.param(call, marks=SLOW) for call in (
-        "sealed.segment_jobs:rename:unfinished$:2", "sealed.worker:fsync:parquet.*unfinished$:1",
-        "archiving_process:fsync:archive_index$:1"))],
+    [
+        "sealed.segment_jobs:pwrite:parquet.*unfinished$:1",
+        *(
+            pytest.param(call, marks=SLOW)
+            for call in (
+                "sealed.segment_jobs:rename:unfinished$:2",
+                "sealed.worker:fsync:parquet.*unfinished$:1",
+                "archiving_process:fsync:archive_index$:1",
+            )
+        ),
+    ],
 )
 def test_a_full_or_failing_disk_loses_nothing(tmp_path: Path, call: str) -> None:
     data, archive = tmp_path / "data", tmp_path / "archive"
@@ -168,8 +177,10 @@ def test_a_kill_while_a_segment_is_sent_to_s3(tmp_path: Path, s3: S3Server) -> N
     assert archive_all(data, archive) == 0
     assert payloads(data) == EVERYTHING
     assert [path.suffix for path in (data / "streams/s/0").glob("*.[ps]*")] == [".seg"]
-    lying = pl.scan_parquet("s3://bucket/plant one/s/*/*.parquet", storage_options={
-        "aws_endpoint_url": s3.url, "aws_allow_http": "true", "aws_region": "us-east-1"})
+    lying = pl.scan_parquet(
+        "s3://bucket/plant one/s/*/*.parquet",
+        storage_options={"aws_endpoint_url": s3.url, "aws_allow_http": "true", "aws_region": "us-east-1"},
+    )
     assert sorted(lying.select("offset").collect()["offset"].to_list()) == list(range(200))
     found = pd.read_parquet("bucket/plant one/s", filesystem=files, columns=["offset"])
     assert sorted(found["offset"]) == list(range(200))
@@ -212,8 +223,14 @@ class RandomLog:
 
     def open(self) -> None:
         self.config = StreamConfig(
-            "s", ["sensors/#"], segment_bytes=1000, seal=True, archive=str(self.archive), retention_bytes=2000,
-            archive_retention_bytes=30_000)
+            "s",
+            ["sensors/#"],
+            segment_bytes=1000,
+            seal=True,
+            archive=str(self.archive),
+            retention_bytes=2000,
+            archive_retention_bytes=30_000,
+        )
         self.logs = StreamLogs(self.data / "streams", [self.config], lambda: self.now)
         self.logs.recover({KEY: self.end})
         self.archiver = Archiver(self.logs)
@@ -226,7 +243,7 @@ class RandomLog:
             commit(self.logs, self.end)
             self.end += BATCH
         elif what < 4:
-            for key, directory, segment in list(self.logs.unsealed())[:self.random.randrange(3)]:
+            for key, directory, segment in list(self.logs.unsealed())[: self.random.randrange(3)]:
                 sealed = seal_segment(directory / segment.file, segment.end_offset, keep=True)
                 self.logs.add_sealed(key, read_sealed_segment(sealed))
         elif what < 6:

@@ -100,8 +100,7 @@ def test_a_failure_is_logged_once_and_retried_later_and_later(tmp_path: Path, ca
     waits = [line.split("retry_s=")[1].split()[0] for line in caplog.messages]
     assert waits == ["5", "10", "20", "40", "80", "160", "300", "300"] and archive.logs.archive_failures == 8
     assert caplog.messages[0].endswith(f"stream=s waiting=10 retry_s=5 reason={archive.directory} is not a directory")
-    assert archive.archiver.problems() == [
-        f"archive of stream s: 10 segments wait: {archive.directory} is not a directory"]
+    assert archive.archiver.problems() == [f"archive of stream s: 10 segments wait: {archive.directory} is not a directory"]
     assert 200 < archive.archiver._pause() <= 360 and not archive.directory.exists()
     archive.commit()
     assert archive.local_starts() == [0, 0]  # retention removes nothing that is not archived

@@ -86,8 +86,9 @@ def records(directory: Path, segments: Sequence[Any]) -> list[Record]:
         else:
             data = path.read_bytes()[: segment["bytes"]]
             for batch in iter_batches(data):
-                found += [(offset, each.topic, each.payload)
-                          for offset, each in enumerate(decode_messages(data, batch), batch.first_offset)]
+                found += [
+                    (offset, each.topic, each.payload) for offset, each in enumerate(decode_messages(data, batch), batch.first_offset)
+                ]
     return found
 
 

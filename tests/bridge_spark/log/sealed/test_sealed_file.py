@@ -39,25 +39,49 @@ CHECKSUMS = ',"data_crc32c":"00000000","footer_crc32c":"00000000"}'
 
 
 def message(index: int, **fields: Any) -> Message:
-    values = {"topic": f"sensors/{index % 5}", "payload": b"%d" % index, "qos": 1, "retain": False, "properties": b"",
-              "publisher": "dev", "timestamp": START + index, **fields}
+    values = {
+        "topic": f"sensors/{index % 5}",
+        "payload": b"%d" % index,
+        "qos": 1,
+        "retain": False,
+        "properties": b"",
+        "publisher": "dev",
+        "timestamp": START + index,
+        **fields,
+    }
     return Message(*values.values(), 0)
 
 
-PROPERTIES = st.lists(st.sampled_from([
-    b"\x01\x01", b"\x03\x00\x04json", b"\x08\x00\x02re", b"\x09\x00\x02\x00\xff", USER, b"\x26\x00\x01a\x00\x012",
-    b"\x26\x00\x02\xc3\xa9\x00\x00",
-]), max_size=4).map(b"".join)
+PROPERTIES = st.lists(
+    st.sampled_from(
+        [
+            b"\x01\x01",
+            b"\x03\x00\x04json",
+            b"\x08\x00\x02re",
+            b"\x09\x00\x02\x00\xff",
+            USER,
+            b"\x26\x00\x01a\x00\x012",
+            b"\x26\x00\x02\xc3\xa9\x00\x00",
+        ]
+    ),
+    max_size=4,
+).map(b"".join)
 MESSAGES = st.builds(
     Message,
     st.sampled_from(["a", "sensors/1/temperature", "sensors/\u00fc\U0001f600", MARKER, CHECKSUMS]),
-    st.binary(max_size=30), st.integers(0, 2), st.booleans(), PROPERTIES, st.sampled_from(["", "dev", "\u00e9"]),
-    st.integers(START - 5, START + 5), st.just(0),
+    st.binary(max_size=30),
+    st.integers(0, 2),
+    st.booleans(),
+    PROPERTIES,
+    st.sampled_from(["", "dev", "\u00e9"]),
+    st.integers(START - 5, START + 5),
+    st.just(0),
 )
 # Batches of a segment; a number stands for so many lost offsets.
 SEGMENTS = st.lists(
     st.lists(st.one_of(st.lists(MESSAGES, min_size=1, max_size=9), st.integers(1, 3)), min_size=1, max_size=6),
-    min_size=1, max_size=3,
+    min_size=1,
+    max_size=3,
 )
 
 
@@ -149,7 +173,7 @@ def test_damage_anywhere_is_detected(tmp_path: Path) -> None:
     right = read(tmp_path, 0, 61)
     footer = len(whole) - load_footer(file).data_bytes
     for number, place in enumerate([*range(0, len(whole), 211), *range(len(whole) - footer, len(whole), 97)]):
-        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1:])
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1 << number % 8]) + whole[place + 1 :])
         with pytest.raises(SegmentError):
             verify_file(file)
         if number % 4 == 0:
@@ -204,7 +228,7 @@ class Counting:
     def __call__(self, position: int, length: int) -> bytes:
         assert 0 <= position and position + length <= len(self.data)
         self.bytes += length
-        return self.data[position:position + length]
+        return self.data[position : position + length]
 
 
 def test_only_requested_columns_and_row_groups_are_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,9 +241,7 @@ def test_only_requested_columns_and_row_groups_are_fetched(tmp_path: Path, monke
         reading = Counting(file)
         opened = SealedFile(reading, len(reading.data))
         before = reading.bytes
-        found = [
-            n for _, _, part in opened.rows(stored, start, end, wanted) if part for n in part["offset"].to_pylist()
-        ]
+        found = [n for _, _, part in opened.rows(stored, start, end, wanted) if part for n in part["offset"].to_pylist()]
         return reading.bytes - before, found
 
     assert cost([], 0, 200) == (0, list(range(200)))
@@ -237,10 +259,7 @@ def test_a_segment_that_is_sealed_during_a_read(tmp_path: Path, monkeypatch: pyt
     """Between planning and reading, and between two reads of the same file."""
     end = write(
         tmp_path,
-        [
-            [[message(index) for index in range(first, first + 10)] for first in range(base, base + 50, 10)]
-            for base in (0, 50)
-        ],
+        [[[message(index) for index in range(first, first + 10)] for first in range(base, base + 50, 10)] for base in (0, 50)],
     )
     partition = tmp_path / "streams/sensors/0"
     monkeypatch.setattr(DirectoryStorage, "chunk_bytes", 700)

@@ -168,9 +168,7 @@ def test_a_sealed_segment_that_is_missing_is_damage(directory: Path) -> None:
         opened(directory)
 
 
-def test_the_sealed_file_is_durable_before_the_unsealed_one_is_removed(
-    directory: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_sealed_file_is_durable_before_the_unsealed_one_is_removed(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, end, *_ = segment_offsets(directory)
     path = directory / f"{first:020d}.seg"
     seal_segment(path, end, keep=True)
@@ -233,9 +231,7 @@ def damage(path: Path, place: int) -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, -1])
-def test_damage_affects_single_row_groups(
-    directory: Path, number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_damage_affects_single_row_groups(directory: Path, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bridge_spark.log.sealed.writer.GROUP_ROWS", 10)
     sealed = seal_closed(directory)[number]
     damage(sealed, 200)

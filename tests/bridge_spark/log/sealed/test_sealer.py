@@ -60,9 +60,7 @@ def seal_all(data: Path, failpoint: str = "", **more: str) -> int:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **more}
     if failpoint:
         env["FAILPOINT"] = failpoint
-    return subprocess.run(
-        [sys.executable, str(SUPPORT / "sealing_process.py"), str(data), str(END)], env=env, timeout=50
-    ).returncode
+    return subprocess.run([sys.executable, str(SUPPORT / "sealing_process.py"), str(data), str(END)], env=env, timeout=50).returncode
 
 
 def payloads(data: Path) -> dict[int, bytes]:
@@ -105,9 +103,7 @@ def test_power_loss_at_any_step(directory: Path, layer: Layer) -> None:
     assert seal_all(layer.root / "data", **layer.env) == 0
     everything = list(calls(layer.log))
     begin = next(number for number, call in enumerate(everything) if "sealing" in call.path)
-    renamed = [
-        number for number, call in enumerate(everything) if call.kind == RENAME and call.other.endswith(".parquet")
-    ]
+    renamed = [number for number, call in enumerate(everything) if call.kind == RENAME and call.other.endswith(".parquet")]
     assert len(renamed) == 2
     disk = Disk(layer.root)
     for number, call in enumerate(everything):
@@ -134,9 +130,7 @@ def opened(data: Path) -> StreamLogs:
     return logs
 
 
-def test_a_failure_is_logged_once_and_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_failure_is_logged_once_and_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
     sealer = Sealer(logs)
@@ -174,9 +168,7 @@ def test_a_full_disk_is_not_logged_for_each_segment(tmp_path: Path, monkeypatch:
     logs.close()
 
 
-def test_a_segment_removed_by_retention_is_not_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_segment_removed_by_retention_is_not_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
     sealer = Sealer(logs)
@@ -193,9 +185,7 @@ def test_a_segment_removed_by_retention_is_not_a_failure(
     logs.close()
 
 
-def test_a_defect_does_not_end_sealing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_defect_does_not_end_sealing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     make(tmp_path)
     logs = opened(tmp_path)
     sealer = Sealer(logs)
@@ -219,8 +209,16 @@ def test_without_sealed_streams_there_is_no_thread(tmp_path: Path) -> None:
 
 def test_the_process_reports_errors_and_ends_with_its_pipe(tmp_path: Path) -> None:
     jobs = JobProcess()
-    job = {"do": "seal", "source": str(tmp_path / "none"), "target": str(tmp_path / "t"), "stream": "s", "partition": 0,
-           "first_offset": 0, "end_offset": 1, "size": 1}
+    job = {
+        "do": "seal",
+        "source": str(tmp_path / "none"),
+        "target": str(tmp_path / "t"),
+        "stream": "s",
+        "partition": 0,
+        "first_offset": 0,
+        "end_offset": 1,
+        "size": 1,
+    }
     with pytest.raises(JobFailed, match="none: No such file"):
         jobs.run(job)
     process = jobs._child.process
@@ -243,9 +241,7 @@ def test_the_process_reports_errors_and_ends_with_its_pipe(tmp_path: Path) -> No
     "value, installed, seals",
     [('"auto"', True, True), ('"auto"', False, False), ("true", True, True), ("false", True, False)],
 )
-def test_the_setting_seal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool
-) -> None:
+def test_the_setting_seal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, installed: bool, seals: bool) -> None:
     path = tmp_path / "broker.toml"
     path.write_text(f'[streams.s]\nfilters = ["#"]\nseal = {value}\n')
     monkeypatch.setattr(settings_module, "can_seal", lambda: installed)
@@ -287,9 +283,7 @@ def test_a_broker_seals_and_serves_sealed_segments(start_broker: StartBroker, tm
     assert len(data) == first["bytes"] and verify_file(path).end_offset == first["end_offset"]
     found = MqttDataSource({"url": broker.url, "stream": "s"})
     reader = found.reader(found.schema())
-    values = [
-        row["payload"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()
-    ]
+    values = [row["payload"] for part in reader.partitions() for batch in reader.read(part) for row in batch.to_pylist()]
     assert values == [b"%d" % number for number in range(count)]
     metrics = broker.get("/metrics").decode()
     assert "mqttbroker_stream_sealing_failures_total 0.0" in metrics

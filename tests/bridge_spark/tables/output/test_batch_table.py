@@ -33,7 +33,6 @@ from bridge_spark.tables.output.parquet_table import ParquetBatchTable, marker_f
 pytestmark = pytest.mark.one_build
 
 
-
 def parquet(place: Path, merge_files: Optional[int]) -> ParquetBatchTable:
     return ParquetBatchTable(place, merge_files)
 
@@ -103,8 +102,7 @@ def test_small_files_are_merged_when_batches_are_published(table: BatchTable[Any
     assert len(files) < 12
     assert table.committed(22, "c") is not None and table.committed(23, "c") is None
     assert table.compact() > 0 and read(table) == batches(*range(23))
-    again = {ParquetBatchTable: parquet, DeltaBatchTable: delta, IcebergBatchTable: iceberg}[type(table)](
-        tmp_path / "t", 6)
+    again = {ParquetBatchTable: parquet, DeltaBatchTable: delta, IcebergBatchTable: iceberg}[type(table)](tmp_path / "t", 6)
     again.prepare()
     publish(again, 23)
     assert read(again) == batches(*range(24))
@@ -120,10 +118,12 @@ def test_new_columns_are_null_in_older_rows(table: BatchTable[Any]) -> None:
         else:
             unified = pa.unify_schemas([pq.read_schema(path) for path in table.directory.rglob("*.parquet")])
             rows = pq.read_table(table.directory, schema=unified)
-            assert duckdb.sql(f"SELECT count(colour) FROM read_parquet('{table.directory}/**/*.parquet', "
-                              f"union_by_name = true)").fetchall() == [(4,)]
+            assert duckdb.sql(
+                f"SELECT count(colour) FROM read_parquet('{table.directory}/**/*.parquet', union_by_name = true)"
+            ).fetchall() == [(4,)]
         assert sorted(zip(rows["n"].to_pylist(), rows["colour"].to_pylist())) == [
-            (n, "red" if 1000 <= n < 2000 else None) for n in batches(0, 1, 2)]
+            (n, "red" if 1000 <= n < 2000 else None) for n in batches(0, 1, 2)
+        ]
         table.compact()
 
 
@@ -174,9 +174,7 @@ def test_a_table_of_an_earlier_version_goes_on(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("swaps", [True, False])
-def test_a_kill_while_a_table_is_taken_over_loses_and_repeats_no_rows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool
-) -> None:
+def test_a_kill_while_a_table_is_taken_over_loses_and_repeats_no_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, swaps: bool) -> None:
     if not swaps:
         monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     deadly = steps = 0
@@ -293,8 +291,14 @@ def test_delta_batches_and_merged_files_are_synced(tmp_path: Path, monkeypatch: 
 # --- kills and readers at every step --------------------------------------------------------------------------------
 
 STEPS: list[tuple[Any, str]] = [
-    (os, "rename"), (os, "link"), (os, "fsync"), (parquet_table, "swap"), (parquet_table, "merge"), (shutil, "rmtree"),
-    (DeltaTable, "create_write_transaction"), (SqlCatalog, "commit_table"),
+    (os, "rename"),
+    (os, "link"),
+    (os, "fsync"),
+    (parquet_table, "swap"),
+    (parquet_table, "merge"),
+    (shutil, "rmtree"),
+    (DeltaTable, "create_write_transaction"),
+    (SqlCatalog, "commit_table"),
 ]
 
 
@@ -304,6 +308,7 @@ class Killed(BaseException):
 
 def before_and_after_each_step(monkeypatch: pytest.MonkeyPatch, hook: Callable[[], None]) -> None:
     for owner, name in STEPS:
+
         def step(*given: Any, call: Callable[..., Any] = getattr(owner, name), **named: Any) -> Any:
             hook()
             result = call(*given, **named)
@@ -324,12 +329,11 @@ def write(kind: Kind, place: Path, last: int, compacts: bool = True) -> None:
         table.compact()
 
 
-@pytest.mark.parametrize(("kind", "every"), [
-    (parquet, 3), (delta, 3), (iceberg, 41),
-    pytest.param(iceberg, 3, marks=pytest.mark.slow(reason="as above, at more steps"))])
-def test_a_kill_at_any_step_loses_and_repeats_no_rows(
-    kind: Kind, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("kind", "every"),
+    [(parquet, 3), (delta, 3), (iceberg, 41), pytest.param(iceberg, 3, marks=pytest.mark.slow(reason="as above, at more steps"))],
+)
+def test_a_kill_at_any_step_loses_and_repeats_no_rows(kind: Kind, every: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deadly = steps = 0
 
     def die() -> None:
@@ -358,9 +362,7 @@ def test_a_kill_at_any_step_loses_and_repeats_no_rows(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_readers_at_any_step_see_complete_batches(
-    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readers_at_any_step_see_complete_batches(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     steps = 0
 
@@ -379,9 +381,7 @@ def test_readers_at_any_step_see_complete_batches(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_concurrent_reader_is_right_or_gets_an_error(
-    kind: Kind, tmp_path: Path
-) -> None:
+def test_a_concurrent_reader_is_right_or_gets_an_error(kind: Kind, tmp_path: Path) -> None:
     """An error: the file was merged into another one after the reader had listed it."""
     last = 20 if kind is iceberg else 80
     table = kind(tmp_path / "t", 5)

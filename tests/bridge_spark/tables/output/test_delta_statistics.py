@@ -23,19 +23,52 @@ from bridge_spark.tables.output.delta_table import DeltaBatchTable
 pytestmark = pytest.mark.one_build
 
 UTC = pa.timestamp("us", "UTC")
-SCHEMA = pa.schema([
-    ("n", pa.int64()), ("b", pa.int8()), ("s", pa.string()), ("ts", UTC), ("local", pa.timestamp("us")), ("d", pa.date32()),
-    ("dec", pa.decimal128(38, 2)), ("f", pa.float32()), ("g", pa.float64()), ("k", pa.bool_()), ("x", pa.binary()),
-    ("l", pa.list_(pa.float64())), ("m", pa.map_(pa.string(), pa.int64())),
-    ("o", pa.struct([("l", pa.list_(pa.int64())), ("a.b", pa.int32()), ("i", pa.struct([("g", pa.float64())]))])),
-])
+SCHEMA = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("b", pa.int8()),
+        ("s", pa.string()),
+        ("ts", UTC),
+        ("local", pa.timestamp("us")),
+        ("d", pa.date32()),
+        ("dec", pa.decimal128(38, 2)),
+        ("f", pa.float32()),
+        ("g", pa.float64()),
+        ("k", pa.bool_()),
+        ("x", pa.binary()),
+        ("l", pa.list_(pa.float64())),
+        ("m", pa.map_(pa.string(), pa.int64())),
+        ("o", pa.struct([("l", pa.list_(pa.int64())), ("a.b", pa.int32()), ("i", pa.struct([("g", pa.float64())]))])),
+    ]
+)
 FIRST = datetime(2026, 1, 2, 3, 4, 5, 123456, timezone.utc)
 ROWS: list[dict[str, Any]] = [
-    {"n": 2**60, "b": -1, "s": "é" * 40, "ts": FIRST, "local": FIRST.replace(tzinfo=None), "d": date(2026, 1, 2),
-     "dec": Decimal("123456789012345678901234567890123456.78"), "f": 0.1, "g": 1.5, "k": True, "x": b"a", "l": [1.0],
-     "m": [("a", 1)], "o": {"l": [9], "a.b": 3, "i": {"g": 2.5}}},
-    {"n": 1, "b": 5, "s": "x" * 32 + "yz", "ts": FIRST.replace(microsecond=999_001), "d": None, "dec": Decimal("-0.50"),
-     "g": float("nan"), "o": {"a.b": None}},
+    {
+        "n": 2**60,
+        "b": -1,
+        "s": "é" * 40,
+        "ts": FIRST,
+        "local": FIRST.replace(tzinfo=None),
+        "d": date(2026, 1, 2),
+        "dec": Decimal("123456789012345678901234567890123456.78"),
+        "f": 0.1,
+        "g": 1.5,
+        "k": True,
+        "x": b"a",
+        "l": [1.0],
+        "m": [("a", 1)],
+        "o": {"l": [9], "a.b": 3, "i": {"g": 2.5}},
+    },
+    {
+        "n": 1,
+        "b": 5,
+        "s": "x" * 32 + "yz",
+        "ts": FIRST.replace(microsecond=999_001),
+        "d": None,
+        "dec": Decimal("-0.50"),
+        "g": float("nan"),
+        "o": {"a.b": None},
+    },
     {"s": None, "g": 7.0, "o": None},
 ]
 
@@ -64,30 +97,65 @@ def test_bounds_and_counts_of_each_type(tmp_path: Path) -> None:
     float32 = pa.scalar(0.1, pa.float32()).as_py()
     assert json.loads(text, parse_float=str) == {
         "numRecords": 3,
-        "minValues": {"n": 1, "b": -1, "s": "x" * 32, "ts": "2026-01-02T03:04:05.123Z", "local": "2026-01-02T03:04:05.123",
-                      "d": "2026-01-02", "dec": "-0.50", "f": repr(float32), "o": {"a.b": 3, "i": {"g": "2.5"}}},
-        "maxValues": {"n": 2**60, "b": 5, "s": "é" * 32 + "\U0010ffff", "ts": "2026-01-02T03:04:06.000Z",
-                      "local": "2026-01-02T03:04:05.124", "d": "2026-01-02",
-                      "dec": "123456789012345678901234567890123456.78", "f": repr(float32),
-                      "o": {"a.b": 3, "i": {"g": "2.5"}}},
-        "nullCount": {"n": 1, "b": 1, "s": 1, "ts": 1, "local": 2, "d": 2, "dec": 1, "f": 2, "g": 0, "k": 2, "x": 2,
-                      "o": {"a.b": 2, "i": {"g": 2}}},
+        "minValues": {
+            "n": 1,
+            "b": -1,
+            "s": "x" * 32,
+            "ts": "2026-01-02T03:04:05.123Z",
+            "local": "2026-01-02T03:04:05.123",
+            "d": "2026-01-02",
+            "dec": "-0.50",
+            "f": repr(float32),
+            "o": {"a.b": 3, "i": {"g": "2.5"}},
+        },
+        "maxValues": {
+            "n": 2**60,
+            "b": 5,
+            "s": "é" * 32 + "\U0010ffff",
+            "ts": "2026-01-02T03:04:06.000Z",
+            "local": "2026-01-02T03:04:05.124",
+            "d": "2026-01-02",
+            "dec": "123456789012345678901234567890123456.78",
+            "f": repr(float32),
+            "o": {"a.b": 3, "i": {"g": "2.5"}},
+        },
+        "nullCount": {
+            "n": 1,
+            "b": 1,
+            "s": 1,
+            "ts": 1,
+            "local": 2,
+            "d": 2,
+            "dec": 1,
+            "f": 2,
+            "g": 0,
+            "k": 2,
+            "x": 2,
+            "o": {"a.b": 2, "i": {"g": 2}},
+        },
     }
 
 
 def test_only_the_first_columns_have_statistics(tmp_path: Path) -> None:
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(INDEXED_COLUMNS + 5)])
     file = written(tmp_path, [{name: 1 for name in schema.names}], schema)
-    for given, count in (({}, INDEXED_COLUMNS), ({"delta.dataSkippingNumIndexedCols": "2"}, 2),
-                         ({"delta.dataSkippingNumIndexedCols": "-1"}, INDEXED_COLUMNS + 5)):
+    for given, count in (
+        ({}, INDEXED_COLUMNS),
+        ({"delta.dataSkippingNumIndexedCols": "2"}, 2),
+        ({"delta.dataSkippingNumIndexedCols": "-1"}, INDEXED_COLUMNS + 5),
+    ):
         found = json.loads(statistics(file, given))
         assert [len(found[key]) for key in ("minValues", "maxValues", "nullCount")] == [count] * 3
 
 
 FEW = pa.schema([("s", pa.string()), ("ts", UTC), ("g", pa.float64())])
-VALUES = st.fixed_dictionaries({
-    "s": st.none() | st.text(max_size=40) | st.text("a\U0010ffff", min_size=31, max_size=40),
-    "ts": st.none() | st.datetimes(timezones=st.just(timezone.utc)), "g": st.none() | st.floats()})
+VALUES = st.fixed_dictionaries(
+    {
+        "s": st.none() | st.text(max_size=40) | st.text("a\U0010ffff", min_size=31, max_size=40),
+        "ts": st.none() | st.datetimes(timezones=st.just(timezone.utc)),
+        "g": st.none() | st.floats(),
+    }
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -123,6 +191,5 @@ def test_other_engines_skip_files_by_the_statistics(tmp_path: Path) -> None:
     place = str(tmp_path / "t")
     skipped = tmp_path / "t" / actions.column("path").to_pylist()[0]
     skipped.unlink()  # an engine that would read this file could not answer
-    assert DeltaTable(place).to_pyarrow_dataset().to_table(
-        filter=pc.field("n") > 1, columns=["n"]).column("n").to_pylist() == [2]
+    assert DeltaTable(place).to_pyarrow_dataset().to_table(filter=pc.field("n") > 1, columns=["n"]).column("n").to_pylist() == [2]
     assert polars.scan_delta(place).filter(polars.col("n") == 2).select("n").collect().to_series().to_list() == [2]

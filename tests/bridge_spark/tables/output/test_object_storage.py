@@ -49,8 +49,15 @@ def iceberg(server: S3Server, merge_files: int = 3) -> IcebergBatchTable:
 
 
 def catalog_of(server: S3Server) -> CatalogConfig:
-    return CatalogConfig("test", {"type": "sql", "uri": f"sqlite:///{server.root.parent}/catalog.db",
-                                  "warehouse": "s3://lake/warehouse", **server.iceberg_properties()})
+    return CatalogConfig(
+        "test",
+        {
+            "type": "sql",
+            "uri": f"sqlite:///{server.root.parent}/catalog.db",
+            "warehouse": "s3://lake/warehouse",
+            **server.iceberg_properties(),
+        },
+    )
 
 
 Kind = Callable[..., BatchTable[Any]]
@@ -86,9 +93,14 @@ def test_batches_columns_merges_and_old_versions_on_s3(s3: S3Server, kind: Kind)
     table.compact()
     kept = [key for key in s3.keys("lake") if key.endswith(".parquet")]
     assert len(kept) == 1 and numbers(s3, table) == batches(*range(4))
-    by_polars = polars.read_delta(table.place, storage_options=s3.delta_options()) if kind is delta else \
-        polars.scan_iceberg(load_catalog("test", **catalog_of(s3).properties).load_table("n.t"),
-                            storage_options={key.lower(): value for key, value in s3.delta_options().items()}).collect()
+    by_polars = (
+        polars.read_delta(table.place, storage_options=s3.delta_options())
+        if kind is delta
+        else polars.scan_iceberg(
+            load_catalog("test", **catalog_of(s3).properties).load_table("n.t"),
+            storage_options={key.lower(): value for key, value in s3.delta_options().items()},
+        ).collect()
+    )
     assert sorted(by_polars["n"].to_list()) == batches(*range(4))
     connection = duckdb.connect()
     found = connection.execute(f"SELECT n FROM read_parquet('{s3.root}/lake/{kept[0]}') ORDER BY n").fetchall()
@@ -121,9 +133,7 @@ def test_a_delta_commit_of_unknown_result_is_there_once(s3: S3Server) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("landed", [True, False])
-def test_a_commit_whose_answer_is_lost_is_there_once(
-    s3: S3Server, kind: Kind, landed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_whose_answer_is_lost_is_there_once(s3: S3Server, kind: Kind, landed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     table = kind(s3)
     table.prepare()
     publish(table, 0)

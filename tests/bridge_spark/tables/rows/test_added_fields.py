@@ -83,11 +83,8 @@ def rows(directory: Path) -> list[Row]:
     """The rows as another engine reads them, without NULL columns."""
     delta = DeltaTable.is_deltatable(str(directory))
     files = DeltaTable(directory).file_uris() if delta else [f"{directory}/**/*.parquet"]
-    found = duckdb.sql(
-        f"FROM read_parquet({files}, union_by_name = true, hive_partitioning = false) ORDER BY \"offset\""
-    )
-    return [{name: value for name, value in zip(found.columns, row) if value is not None and value != {}}
-            for row in found.fetchall()]
+    found = duckdb.sql(f'FROM read_parquet({files}, union_by_name = true, hive_partitioning = false) ORDER BY "offset"')
+    return [{name: value for name, value in zip(found.columns, row) if value is not None and value != {}} for row in found.fetchall()]
 
 
 BATCHES: list[tuple[list[Row], list[Row], Optional[list[str]]]] = [
@@ -122,11 +119,18 @@ def test_new_fields_get_columns(spark: SparkSession, tmp_path: Path) -> None:
 def test_new_fields_of_a_struct_stay_in_extra(spark: SparkSession, tmp_path: Path) -> None:
     payload = {"n": 1, "o": {"v": 2.0, "w": [3]}, "p": 4}
     StreamWriter(tmp_path / "data").append(0, [message(0, "t", json.dumps(payload).encode())])
-    tables = {"t": {"stream": "sensors", "schema": "n int, o struct<v double>", "fields": ["n", "o.v"], "columns": [],
-                    "extra_fields": "add", "output": str(tmp_path / "t")}}
+    tables = {
+        "t": {
+            "stream": "sensors",
+            "schema": "n int, o struct<v double>",
+            "fields": ["n", "o.v"],
+            "columns": [],
+            "extra_fields": "add",
+            "output": str(tmp_path / "t"),
+        }
+    }
     run(parse_config({"source": {"path": str(tmp_path / "data")}, "tables": tables}), once=True, session=spark)
-    assert pq.read_table(tmp_path / "t", partitioning=None).to_pylist() == [
-        {"n": 1, "v": 2.0, "p": 4.0, "_extra": [("o", '{"w":[3]}')]}]
+    assert pq.read_table(tmp_path / "t", partitioning=None).to_pylist() == [{"n": 1, "v": 2.0, "p": 4.0, "_extra": [("o", '{"w":[3]}')]}]
 
 
 def test_fields_that_differ_in_case_fill_one_column(spark: SparkSession, tmp_path: Path) -> None:
@@ -152,9 +156,7 @@ def test_fields_that_differ_in_case_fill_one_column(spark: SparkSession, tmp_pat
 
 def test_a_text_too_long_for_sparks_json_parser_is_kept(spark: SparkSession, tmp_path: Path) -> None:
     payloads = [json.dumps({"n": 1, "t": text}).encode() for text in ("short", "x" * 21_000_000)]
-    StreamWriter(tmp_path / "data").append(
-        0, [message(number, "t", payload) for number, payload in enumerate(payloads)]
-    )
+    StreamWriter(tmp_path / "data").append(0, [message(number, "t", payload) for number, payload in enumerate(payloads)])
     settings = config(tmp_path)
     run(dataclasses.replace(settings, tables=settings.tables[:1]), once=True, session=spark)
     short, long = rows(tmp_path / "parquet")
@@ -169,9 +171,7 @@ def test_columns_of_the_schema_may_have_any_name(spark: SparkSession, tmp_path: 
     assert rows(tmp_path / "parquet") == [{"offset": 0, **payload}]
 
 
-def test_added_columns_survive_kills_and_may_enter_the_schema(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_added_columns_survive_kills_and_may_enter_the_schema(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = StreamWriter(tmp_path / "data")
     writer.append(0, [message(0, "t", b'{"n": 1, "v": 2}')])
 

@@ -51,9 +51,7 @@ def test_the_first_that_does_not_ignore_decides(core: ChainCore) -> None:
         ({"username": "alice", "password": b"x"}, False, 0),
     ],
 )
-def test_a_client_that_all_ignore(
-    core: ChainCore, fields: dict[str, Any], checks_credentials: bool, expected: int
-) -> None:
+def test_a_client_that_all_ignore(core: ChainCore, fields: dict[str, Any], checks_credentials: bool, expected: int) -> None:
     core.chain(Scripted("one", ignoring, checks_credentials))
     assert core.code(**fields) == expected
     core.chain(Scripted("one", ignoring, checks_credentials), anonymous=False)
@@ -68,9 +66,7 @@ def test_a_method_that_all_ignore_is_refused(core: ChainCore) -> None:
 
 
 @pytest.mark.parametrize("answer", [broken, lambda request: request.unavailable("the server is down")])
-def test_an_authenticator_that_cannot_decide_refuses(
-    core: ChainCore, answer: Callable[[AuthenticationRequest], None]
-) -> None:
+def test_an_authenticator_that_cannot_decide_refuses(core: ChainCore, answer: Callable[[AuthenticationRequest], None]) -> None:
     second = Scripted("two", accepting())
     core.chain(Scripted("one", answer), second)
     assert core.code(username="alice", password=b"x") == SERVER_UNAVAILABLE

@@ -342,9 +342,7 @@ def test_an_operator_bans_and_lifts(tmp_path: Path, ban: dict[str, Any], version
         assert victim.closed and not other.closed
         assert core.client(version).connect("c", username="alice").reason_code == code
         listed = core.control.bans(core.control.open_bans()).bans
-        assert [(ban.cause, ban.reason, ban.seconds_left) for ban in listed] == [
-            ("operator", ban.get("reason", ""), ban.get("seconds"))
-        ]
+        assert [(ban.cause, ban.reason, ban.seconds_left) for ban in listed] == [("operator", ban.get("reason", ""), ban.get("seconds"))]
         key = {name: value for name, value in ban.items() if name not in ("seconds", "reason")}
         assert core.control.lift_ban(**key) and not core.control.lift_ban(**key)
         core.connect("c", version, username="alice")

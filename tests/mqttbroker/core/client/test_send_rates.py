@@ -49,9 +49,7 @@ def flush(client: CoreClient) -> int:
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
 @pytest.mark.parametrize("version", [5, 4])
 @pytest.mark.parametrize("durability", ["commit", "off"])
-def test_qos_1_waits_and_is_sent_at_the_rate(
-    tmp_path: Path, limits: dict[str, Any], version: int, durability: str
-) -> None:
+def test_qos_1_waits_and_is_sent_at_the_rate(tmp_path: Path, limits: dict[str, Any], version: int, durability: str) -> None:
     with Core(tmp_path, durability, others={"allow_anonymous": True}, **limits) as core:
         believe_user_names(core)
         client, wire = subscriber(core, version)

@@ -55,9 +55,7 @@ def test_each_subscriber_is_assigned_its_own_aliases(tmp_path: Path) -> None:
             subscriber.subscribe("#", options=0)
             for topic in ("a", "b", "c", "a"):
                 publisher.publish(topic, b"x")
-        first, second = (
-            [(got.topic, got.properties.topic_alias) for got in subscriber.arrived()] for subscriber in subscribers
-        )
+        first, second = ([(got.topic, got.properties.topic_alias) for got in subscriber.arrived()] for subscriber in subscribers)
         assert first == [("a", 1), ("b", 2), ("c", -1), ("", 1), ("", 1), ("", 2), ("c", -1), ("", 1)]
         assert second == [("a", 1), ("b", 2), ("c", -1), ("", 1)]
 
@@ -77,6 +75,7 @@ SECTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("section", SECTIONS)
 def test_aliases_change_nothing_else_of_a_message(tmp_path: Path, section: str, size: int, qos: int) -> None:
     """Subscribers of both versions, with and without aliases; publishers with and without aliases."""
+
     def told(alias: int) -> Properties:
         properties = Properties()
         for name, value in SECTIONS[section].items():
@@ -95,9 +94,7 @@ def test_aliases_change_nothing_else_of_a_message(tmp_path: Path, section: str, 
             subscriber.subscribe("#", options=qos)
         publisher, older = core.connect("p"), core.connect("q", 4)
         topics = []
-        for number, (topic, alias) in enumerate(
-            [("a/é", 1), ("", 1), ("b", 2), ("", 2), ("", 1), ("a/é", -1), ("b", -1)], 1
-        ):
+        for number, (topic, alias) in enumerate([("a/é", 1), ("", 1), ("b", 2), ("", 2), ("", 1), ("a/é", -1), ("b", -1)], 1):
             publisher.send(Publish(topic, payload, qos, packet_id=number if qos else 0, properties=told(alias)))
             topics.append(topic or {1: "a/é", 2: "b"}[alias])
             if qos == 2:
@@ -106,9 +103,7 @@ def test_aliases_change_nothing_else_of_a_message(tmp_path: Path, section: str, 
         for subscriber in subscribers:
             *found, last = (packet for packet in subscriber.arrived() if isinstance(packet, Publish))
             assert (last.topic, last.payload, last.properties.content_type) == ("b", payload, None)
-            assert [(packet.payload, packet.qos, packet.retain, packet.dup) for packet in found] == [
-                (payload, qos, False, False)
-            ] * 7
+            assert [(packet.payload, packet.qos, packet.retain, packet.dup) for packet in found] == [(payload, qos, False, False)] * 7
             if subscriber is aliased:
                 assert [packet.topic for packet in found] == ["a/é", "", "b", "b", "", "", "b"]
                 assert [packet.properties.topic_alias for packet in found] == [1, 1, -1, -1, 1, 1, -1]
@@ -163,9 +158,7 @@ def test_a_long_packet_may_have_an_alias(tmp_path: Path, alias: int, qos: int) -
             assert [packet.topic for packet in found] == names and all(packet.payload == payload for packet in found)
             assert all(packet.properties.payload_format_indicator == 1 for packet in found)
         assert core.broker.outbound.counters.publish_bytes_received == 2 * len(payload)
-        publisher.socket.sendall(
-            Publish("long", payload + b"\xff", qos, packet_id=3 if qos else 0, properties=told).encode(5)
-        )
+        publisher.socket.sendall(Publish("long", payload + b"\xff", qos, packet_id=3 if qos else 0, properties=told).encode(5))
         assert publisher.wait_for(Disconnect).reason_code == 0x99
 
 
@@ -247,9 +240,7 @@ def test_message_expiry_is_kept_when_an_alias_is_replaced(tmp_path: Path, expiry
 
 @pytest.mark.parametrize("qos", [0, 1])
 @pytest.mark.parametrize("size", [127 - 4, 16_383 - 4])
-def test_a_packet_that_an_alias_makes_one_byte_too_large_is_sent_by_topic_name(
-    tmp_path: Path, size: int, qos: int
-) -> None:
+def test_a_packet_that_an_alias_makes_one_byte_too_large_is_sent_by_topic_name(tmp_path: Path, size: int, qos: int) -> None:
     """With the alias its Remaining Length takes one byte more."""
     with Core(tmp_path) as core:
         packet = Publish("t", b"x" * (size - 2 * qos), qos, packet_id=qos)
@@ -262,9 +253,7 @@ def test_a_packet_that_an_alias_makes_one_byte_too_large_is_sent_by_topic_name(
         assert (found.topic, found.payload, found.properties.topic_alias) == ("t", packet.payload, -1)
         publisher.publish("t", b"")
         (found,) = subscriber.arrived()
-        assert (found.topic, found.properties.topic_alias) == ("t", 1), (
-            "an alias was assigned that the client does not know"
-        )
+        assert (found.topic, found.properties.topic_alias) == ("t", 1), "an alias was assigned that the client does not know"
 
 
 def test_aliases_are_assigned_up_to_the_maximum() -> None:

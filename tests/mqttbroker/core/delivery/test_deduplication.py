@@ -134,9 +134,7 @@ def test_after_a_failed_commit_its_messages_are_new_and_later_ones_are_not(make:
     send(other, 1, qos=qos)  # in flight: refused like the first
     send(client, 3, qos=qos)  # in the batch that gathers
     core.fail()
-    assert [(packet.packet_id, packet.reason_code) for packet in client.arrived()] == [
-        (number, QUOTA_EXCEEDED) for number in (1, 2, 3)
-    ]
+    assert [(packet.packet_id, packet.reason_code) for packet in client.arrived()] == [(number, QUOTA_EXCEEDED) for number in (1, 2, 3)]
     assert [packet.reason_code for packet in other.arrived()] == [QUOTA_EXCEEDED]
     core.settle()
     assert [packet.reason_code for packet in client.arrived()] == [0]

@@ -189,9 +189,7 @@ def test_a_replay_reads_any_source(core: Core) -> None:
         client.send(Subscribe(1, [Subscription("numbers", 0)]))
         while replays.step():
             pass
-        assert [packet.payload for packet in client.arrived() if isinstance(packet, Publish)] == [
-            b"%d" % n for n in range(10)
-        ]
+        assert [packet.payload for packet in client.arrived() if isinstance(packet, Publish)] == [b"%d" % n for n in range(10)]
 
 
 def test_a_replay_checks_messages_of_an_earlier_read(core: Core) -> None:

@@ -102,18 +102,12 @@ def test_receive_stops_after_the_packet_at_stop(tmp_path: Path) -> None:
 def malformed() -> list[Any]:
     rows = json.loads((VECTORS / "packets_malformed.json").read_text(encoding="utf-8"))["vectors"]
     from_clients = {1, 3, 4, 5, 6, 7, 8, 10, 12, 14, 15}
-    return [
-        pytest.param(row, id=row["name"])
-        for row in rows
-        if bytes.fromhex(row["hex"])[0] >> 4 in from_clients and row["version"] >= 4
-    ]
+    return [pytest.param(row, id=row["name"]) for row in rows if bytes.fromhex(row["hex"])[0] >> 4 in from_clients and row["version"] >= 4]
 
 
 @pytest.mark.parametrize("version, taken", [(3, True), (4, False), (5, False)])
 @pytest.mark.parametrize("again", ["6a 02 0001", "8a 06 0001 0001 61 00", "aa 05 0001 0001 61"])
-def test_only_version_3_1_allows_dup_in_other_packets_than_publish(
-    tmp_path: Path, again: str, version: int, taken: bool
-) -> None:
+def test_only_version_3_1_allows_dup_in_other_packets_than_publish(tmp_path: Path, again: str, version: int, taken: bool) -> None:
     data = bytes.fromhex(again)
     if version == 5 and data[0] != 0x6A:
         data = data[:1] + bytes([data[1] + 1]) + data[2:4] + b"\0" + data[4:]
@@ -127,9 +121,7 @@ def test_only_version_3_1_allows_dup_in_other_packets_than_publish(
 
 
 @pytest.mark.parametrize("data", [b"\x00\xc0", b"\x20\x80", b"\xd0\xff\xff"])
-def test_a_packet_that_is_not_allowed_closes_the_connection_before_its_length_is_known(
-    tmp_path: Path, data: bytes
-) -> None:
+def test_a_packet_that_is_not_allowed_closes_the_connection_before_its_length_is_known(tmp_path: Path, data: bytes) -> None:
     with Core(tmp_path) as core:
         client = core.connect("c")
         client.socket.sendall(data)

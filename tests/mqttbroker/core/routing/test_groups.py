@@ -21,9 +21,7 @@ from sessions.session import Session, Subscription
 CONTEXT = SessionContext(Journal(True), SessionLimits())
 
 STRATEGIES: list[Callable[[], Strategy]] = [RoundRobin, lambda: RandomMember(Random(5).random), HashTopic, LeastLoaded]
-every_strategy = pytest.mark.parametrize(
-    "make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"]
-)
+every_strategy = pytest.mark.parametrize("make", STRATEGIES, ids=["round_robin", "random", "hash_topic", "least_loaded"])
 
 AVAILABLE, STALLED, FULL, OFFLINE, LOST = range(5)
 RANK = {AVAILABLE: 0, STALLED: 1, FULL: 1, OFFLINE: 2}
@@ -56,9 +54,7 @@ def chosen(strategy: Strategy, group: Group, topic: str = "t") -> int:
     states=st.lists(st.integers(AVAILABLE, LOST), max_size=6),
     topics=st.lists(st.text(max_size=3), min_size=1, max_size=8),
 )
-def test_the_chosen_member_is_of_the_best_class(
-    make: Callable[[], Strategy], states: list[int], topics: list[str]
-) -> None:
+def test_the_chosen_member_is_of_the_best_class(make: Callable[[], Strategy], states: list[int], topics: list[str]) -> None:
     strategy, group = make(), group_of(*states)
     first = min((RANK[state] for state in states if state != LOST), default=-1)
     for topic in topics:

@@ -37,16 +37,14 @@ def matching_filters(router: Router, topic: str) -> list[tuple[str, int]]:
 
 LEVEL = st.sampled_from(["a", "b", "$s", ""])
 TOPIC = st.lists(LEVEL, min_size=1, max_size=3).map("/".join).filter(bool)
-FILTER = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3).map("/".join).filter(
-    bool
-) | st.sampled_from(["#", "a/#", "+/b/#", "$s/#", "/#"])
+FILTER = st.lists(st.sampled_from(["a", "b", "+", ""]), min_size=1, max_size=3).map("/".join).filter(bool) | st.sampled_from(
+    ["#", "a/#", "+/b/#", "$s/#", "/#"]
+)
 
 
 @settings(max_examples=150, deadline=None)
 @given(
-    st.lists(
-        st.tuples(st.sampled_from("subscribe unsubscribe route".split()), FILTER, TOPIC, st.integers(0, 2)), max_size=40
-    ),
+    st.lists(st.tuples(st.sampled_from("subscribe unsubscribe route".split()), FILTER, TOPIC, st.integers(0, 2)), max_size=40),
     st.integers(1, 20),
 )
 def test_routes_equal_a_plain_model(steps: list[tuple[str, str, str, int]], cache_size: int) -> None:

@@ -50,9 +50,7 @@ def core(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UserCore]:
 @pytest.mark.parametrize("clean_start", [False, True])
 @pytest.mark.parametrize("thief", ["bob", None])
 @pytest.mark.parametrize("version, code", [(5, CLIENT_IDENTIFIER_NOT_VALID), (4, 2)])
-def test_another_user_is_refused(
-    core: UserCore, version: int, code: int, thief: Optional[str], clean_start: bool
-) -> None:
+def test_another_user_is_refused(core: UserCore, version: int, code: int, thief: Optional[str], clean_start: bool) -> None:
     alice = core.open("alice", "device")
     alice.subscribe("a/#")
     publisher = core.open("bob", "publisher")

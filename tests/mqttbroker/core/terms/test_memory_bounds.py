@@ -220,9 +220,7 @@ def test_an_abandoned_enhanced_authentication_is_freed(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.client()
         connection = client.connection
-        request = ConnectAuthentication(
-            core.broker.connect_handler, PendingConnect(connection, Connect("c", 5), lambda pending: None)
-        )
+        request = ConnectAuthentication(core.broker.connect_handler, PendingConnect(connection, Connect("c", 5), lambda pending: None))
         connection.authentication = connection.authenticator = request  # refers to the connection
         client.socket.close()
         assert connection.authentication is None and connection.authenticator is None

@@ -67,9 +67,7 @@ def test_the_slowest_of_several_rates_holds() -> None:
     st.integers(1, 1000),
     st.lists(st.tuples(st.floats(0, 3), st.integers(0, 20), st.integers(0, 500)), max_size=60),
 )
-def test_never_more_passes_than_the_rate_and_its_burst(
-    messages: int, size: int, events: list[tuple[float, int, int]]
-) -> None:
+def test_never_more_passes_than_the_rate_and_its_burst(messages: int, size: int, events: list[tuple[float, int, int]]) -> None:
     """A client that stops while it has to wait passes at most the rate, the burst and the excess of one event."""
     found, now, passed, waited = throttle(rate(messages, size)), 0.0, [0, 0], 0.0
     for pause, count, octets in events:

@@ -129,9 +129,7 @@ def test_a_refused_client_changes_nothing(start: Callable[..., Core]) -> None:
     assert not first.closed and not anonymous.closed and core.broker.registry.sessions["x"].username is None
 
 
-def test_users_that_sent_too_fast_are_remembered_and_bounded(
-    start: Callable[..., Core], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_users_that_sent_too_fast_are_remembered_and_bounded(start: Callable[..., Core], monkeypatch: pytest.MonkeyPatch) -> None:
     core = start(max_publish_rate_per_user=1)
     users = core.broker.users
     for number in range(20):

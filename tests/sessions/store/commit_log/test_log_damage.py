@@ -218,9 +218,7 @@ def test_a_changed_byte_of_a_middle_body_is_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1, -1])
-def test_the_last_record_of_a_segment_that_is_damaged_is_damage_unless_it_is_the_last_of_all(
-    tmp_path: Path, which: int
-) -> None:
+def test_the_last_record_of_a_segment_that_is_damaged_is_damage_unless_it_is_the_last_of_all(tmp_path: Path, which: int) -> None:
     directory = tmp_path / "log"
     write(directory, 40)
     path = segments(directory)[which]
