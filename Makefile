@@ -263,6 +263,8 @@ audit: $(VENV)/lock
 	for file in requirements/*.txt; do $(BIN)/pip-audit --strict --disable-pip --require-hashes --requirement $$file; done
 
 check: $(VENV)/extras
+	$(BIN)/ruff check --quiet
+	$(BIN)/ruff format --check --quiet
 	$(BIN)/mypy
 
 demo: $(VENV)/demo $(BIN)/mqttbroker

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Optional
 
 import pauses
 import runner
@@ -51,7 +50,7 @@ def subscribe(topic_filter: str, qos: int = 0) -> bytes:
     return framed(0x82, b"\0\1" + text(topic_filter) + bytes((qos,)))
 
 
-def client(port: int, name: str, buffer: int = 0, connect: Optional[bytes] = None) -> socket.socket:
+def client(port: int, name: str, buffer: int = 0, connect: bytes | None = None) -> socket.socket:
     """A 3.1.1 connection that has received its CONNACK; with ``connect``, one that has only sent those bytes."""
     line = socket.socket()
     if buffer:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import runner
 
@@ -32,7 +32,7 @@ WINDOW = 1000  # messages in flight of a publisher at full load
 CONFIG: dict[str, Any] = {"sys_interval": "0s", "limits": {"max_inflight": WINDOW, "receive_maximum": WINDOW}}
 
 
-def load(port: int, qos: int, rate: Optional[int], size: int, seconds: float) -> dict[str, Any]:
+def load(port: int, qos: int, rate: int | None, size: int, seconds: float) -> dict[str, Any]:
     """Run the load generator; ``rate`` is of all publishers together."""
     words = [
         str(runner.HERE / "mqtt_load"), "--port", str(port), "--scenario", "p2p", "--publishers", str(PAIRS),
@@ -67,7 +67,7 @@ def log_bytes(directory: Path) -> int:
 
 
 def measure(title: str, port: int, nodes: list[int], kafka: list[int], logs: Path, options: argparse.Namespace) -> None:
-    rates: list[Optional[int]] = [int(rate) for rate in options.rates.split(",") if rate]
+    rates: list[int | None] = [int(rate) for rate in options.rates.split(",") if rate]
     print(
         f"\n{title}\n{'QoS':>4}{'load':>8}{'delivered/s':>13}{'ack p50':>10}{'p99 ms':>8}{'delivery p50':>14}{'p99 ms':>8}"
         f"{'cores us':>10}{'workers':>9}{'kafka':>8}{'log':>7}"

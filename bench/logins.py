@@ -40,7 +40,7 @@ async def login(port: int, user: str, password: bytes, host: str, timeout: float
     code = -1
     try:
         code = (await asyncio.wait_for(reader.readexactly(4), timeout))[3]
-    except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+    except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         pass
     return code, time.perf_counter() - begin, writer
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from scenarios import CPU, Figure, Scenario
 
@@ -19,7 +19,7 @@ ERRORS = (
 )  # fmt: skip
 
 
-def value(run: Run, key: str) -> Optional[float]:
+def value(run: Run, key: str) -> float | None:
     found: Any = run
     for part in key.split("/"):
         found = found.get(part) if isinstance(found, dict) else None
@@ -30,7 +30,7 @@ def of(runs: Sequence[Run], scenario: str, broker: str) -> list[Run]:
     return [run for run in runs if run["scenario_name"] == scenario and run["broker"] == broker]
 
 
-def median(runs: Sequence[Run], key: str) -> Optional[float]:
+def median(runs: Sequence[Run], key: str) -> float | None:
     values = [found for run in runs if run.get("ok") and (found := value(run, key)) is not None]
     return statistics.median(values) if values else None
 
@@ -46,7 +46,7 @@ def error_of(runs: Sequence[Run]) -> str:
     return ""
 
 
-def number(found: Optional[float]) -> str:
+def number(found: float | None) -> str:
     if found is None:
         return ""
     return f"{found:,.0f}" if found >= 100 else f"{found:.1f}" if found >= 10 else f"{found:.2f}"

@@ -35,11 +35,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from runner import build_generator, free_port  # noqa: E402
+
 from sessions.message import Message  # noqa: E402
 from sessions.store import statements as sql  # noqa: E402
 from sessions.store.writer import SqliteStore  # noqa: E402
-
-from runner import build_generator, free_port  # noqa: E402
 
 DATABASE = "mqttbroker.db"
 AT_ONCE = 100_000  # rows of one transaction

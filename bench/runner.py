@@ -25,7 +25,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from scenarios import ELSEWHERE, Scenario
 
@@ -59,7 +59,7 @@ class Generator:
 
     command: list[str]
     in_c: bool
-    sync_count: Optional[Path] = None
+    sync_count: Path | None = None
 
 
 def is_older(built: Path, sources: list[Path]) -> bool:
@@ -87,7 +87,7 @@ def build_generator() -> Generator:
     return Generator([str(program)], True, build_sync_count(compiler))
 
 
-def build_program(name: str) -> Optional[Path]:
+def build_program(name: str) -> Path | None:
     """The program of one source file, compiled if that changed; None without a C compiler."""
     compiler = shutil.which(os.environ.get("CC", "cc")) or shutil.which("gcc")
     source, program = HERE / f"{name}.c", HERE / name
@@ -98,7 +98,7 @@ def build_program(name: str) -> Optional[Path]:
     return None if compiler is None else program
 
 
-def build_sync_count(compiler: str) -> Optional[Path]:
+def build_sync_count(compiler: str) -> Path | None:
     """sync_count.so, compiled if its source changed; None where it cannot be compiled."""
     source, library = HERE / "sync_count.c", HERE / "sync_count.so"
     if is_older(library, [source]):
@@ -188,7 +188,7 @@ def cpu_ns(pid: int) -> int:
 class RunningBroker:
     """A broker's processes, in a directory of their own, until `stop`."""
 
-    def __init__(self, peer: Peer, environment: dict[str, str], directory: Path, cpu: Optional[str]) -> None:
+    def __init__(self, peer: Peer, environment: dict[str, str], directory: Path, cpu: str | None) -> None:
         self.port = free_port()
         self.log = directory / "log"
         pin = [] if cpu is None else ["taskset", "-c", cpu]
@@ -213,7 +213,7 @@ class RunningBroker:
     def wait_until_it_rests(self, processes: int) -> None:
         """Wait until there are so many processes, and none has used CPU time for a while."""
         deadline = time.monotonic() + START_SECONDS
-        used: Optional[dict[int, int]] = None
+        used: dict[int, int] | None = None
         while time.monotonic() < deadline:
             before, used = used, {pid: cpu_ns(pid) for pid in descendants(self.process.pid)}
             if used == before and len(used) >= processes:

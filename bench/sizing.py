@@ -30,9 +30,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mqttbroker.codec.packets import Connect, Disconnect, Publish, Subscribe, Subscription  # noqa: E402
-
 from runner import free_port  # noqa: E402
+
+from mqttbroker.codec.packets import Connect, Disconnect, Publish, Subscribe, Subscription  # noqa: E402
 
 AT_ONCE = 500  # messages that are sent before their acknowledgements are read
 PUBACK_BYTES, SUBACK_BYTES, CONNACK_BYTES = 4, 5, 4  # in MQTT 3.1.1

@@ -33,7 +33,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from runner import OURS, descendants, free_port
 from scenarios import PARQUET, SPARK_LATENCY, SPARK_READS, SPARK_WRITES, spark_scenarios
@@ -198,7 +198,7 @@ class Spark:
         self.spark = make_session(IngestConfig(()))
         # A broker with a new database does not truncate the log.
         self.broker = Broker(directory, self.data[False])
-        self.other: Optional[Broker] = None
+        self.other: Broker | None = None
         self.meter = Meter(self.spark, self.broker)
 
     def close(self) -> None:

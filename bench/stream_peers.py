@@ -17,9 +17,8 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from pathlib import Path
 from collections.abc import Callable
-from typing import Optional
+from pathlib import Path
 
 from runner import cpu_ns, descendants, free_port
 
@@ -83,7 +82,7 @@ class Server(ABC):
             self.process.wait()
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def run(self, command: list[str], environment: Optional[dict[str, str]] = None) -> subprocess.Popen[bytes]:
+    def run(self, command: list[str], environment: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         with (self.directory / "log").open("ab") as log:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.directory,
@@ -308,7 +307,7 @@ class RabbitMQ(Peer):
         self.name = f"RabbitMQ {kind}"
         self.kind = kind.encode()
         self.has_groups = kind != "stream"
-        self.epmd: Optional[subprocess.Popen[bytes]] = None
+        self.epmd: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         names, here = str(free_port()), str(self.directory)
@@ -408,7 +407,7 @@ class RabbitMQ(Peer):
         return count
 
 
-def rabbitmq_program() -> Optional[str]:
+def rabbitmq_program() -> str | None:
     # Not the wrapper in PATH, which changes the user.
     return shutil.which("rabbitmq-server", path="/usr/lib/rabbitmq/bin")
 

@@ -37,18 +37,18 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from bridge_spark.log.stream_config import StreamConfig, partition_of  # noqa: E402
-from bridge_spark.log.stream_log import StreamLogs  # noqa: E402
-from sessions.message import Message  # noqa: E402
 
 import runner  # noqa: E402
 import stream_peers  # noqa: E402
 from py_load import framed, text  # noqa: E402
 from stream_peers import BATCH, Line, Server  # noqa: E402
+
+from bridge_spark.log.stream_config import StreamConfig, partition_of  # noqa: E402
+from bridge_spark.log.stream_log import StreamLogs  # noqa: E402
+from sessions.message import Message  # noqa: E402
 
 OURS = runner.OURS
 SIZE = 128  # bytes of a payload
@@ -104,7 +104,7 @@ class Broker(Server):
     def __init__(
         self,
         command: list[str],
-        source: Optional[Path] = None,
+        source: Path | None = None,
         *,
         partitions: int = 1,
         filters: str = "bench/history/#",
@@ -161,7 +161,7 @@ def pin(cpu: int) -> list[str]:
     return ["taskset", "-c", str(cpu)] if CPUS > 1 and shutil.which("taskset") else []
 
 
-def load(program: Path, arguments: list[str], cpu: Optional[int] = None) -> dict[str, Any]:
+def load(program: Path, arguments: list[str], cpu: int | None = None) -> dict[str, Any]:
     """Run a load generator; returns its figures."""
     command = [*(pin(cpu) if cpu is not None else []), str(program), *arguments]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)

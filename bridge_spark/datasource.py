@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional, Union
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import (
@@ -123,7 +123,7 @@ class MqttDataSource(DataSource):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self._given = GivenOptions(options)
-        self._parsed: Optional[SourceOptions] = None
+        self._parsed: SourceOptions | None = None
         if is_writing() or sink_options.are_for_writing(options):
             return
         if self._given.has("path", "url", "stream", SERVERS):
@@ -133,7 +133,7 @@ class MqttDataSource(DataSource):
     def name(cls) -> str:
         return "mqtt"
 
-    def schema(self) -> Union[StructType, str]:
+    def schema(self) -> StructType | str:
         options = self._options_for(None)
         columns = [*_COLUMNS, _USER_PROPERTY_LIST] if options.include_user_properties else _COLUMNS
         return self._given.keep_in(options.schema or StructType([StructField(name, kind, name in _OPTIONAL) for name, kind in columns]))
@@ -159,7 +159,7 @@ class MqttDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
         return StreamWriter(sink_options.parse_options(self.options), schema)
 
-    def _options_for(self, schema: Optional[StructType]) -> SourceOptions:
+    def _options_for(self, schema: StructType | None) -> SourceOptions:
         if self._parsed is None:
             self._parsed = _check(
                 self._given.for_schema(
@@ -206,10 +206,10 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._selection = row_selection(options)
         self._selection_is_checked = False
         self._rate_limit = RateLimit(options.min_offsets_per_trigger, options.max_trigger_delay_ms)
-        self._storage: Optional[Storage] = None
-        self._planner: Optional[Planner] = None
-        self._manifest: Optional[Manifest] = None
-        self._target: Optional[Offsets] = None
+        self._storage: Storage | None = None
+        self._planner: Planner | None = None
+        self._manifest: Manifest | None = None
+        self._target: Offsets | None = None
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -247,7 +247,7 @@ class MqttStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         complete = self._target is not None or isinstance(limit, ReadAllAvailable)
         return self._document(self._rate_limit.batch_end(begin, end, max_rows, complete), manifest)
 
-    def reportLatestOffset(self) -> Optional[dict[str, int]]:
+    def reportLatestOffset(self) -> dict[str, int] | None:
         return None if self._manifest is None else self._document(offsets.latest(self._manifest), self._manifest)
 
     def partitions(self, start: dict[str, int], end: dict[str, int]) -> list[InputPartition]:

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 from bridge_spark.source.open_storage import open_storage
 from bridge_spark.source.options import parse_options
@@ -39,9 +39,9 @@ def run(
     *,
     once: bool = False,
     trigger: str = "1s",
-    stop: Optional[threading.Event] = None,
-    report: Optional[Report] = None,
-    session: Optional[SparkSession] = None,
+    stop: threading.Event | None = None,
+    report: Report | None = None,
+    session: SparkSession | None = None,
 ) -> list[TableProgress]:
     """Ingest until ``stop`` is set, or with ``once`` until everything available is read.
 
@@ -79,7 +79,7 @@ def run(
             spark.stop()
 
 
-def run_backfill(config: IngestConfig, begin: Bound, end: Bound, *, session: Optional[SparkSession] = None) -> list[TableProgress]:
+def run_backfill(config: IngestConfig, begin: Bound, end: Bound, *, session: SparkSession | None = None) -> list[TableProgress]:
     """Read a range of each table's stream into its `backfill` directory.  Raises `IngestError`."""
     if session is None:
         require_spark()
@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stop.set())
     terminal = Terminal(sys.stdout)
-    metrics: Optional[IngestMetrics] = None
+    metrics: IngestMetrics | None = None
     try:
         config = load_config(arguments.config)
         interval(arguments.trigger)
@@ -192,7 +192,7 @@ def _range(first: str, last: str) -> tuple[Bound, Bound]:
     return begin, end
 
 
-def _metrics(config: IngestConfig, port: Optional[int]) -> Optional[IngestMetrics]:
+def _metrics(config: IngestConfig, port: int | None) -> IngestMetrics | None:
     chosen = config.metrics_port if port is None else port
     if chosen is None:
         return None
@@ -212,7 +212,7 @@ def _report_to(terminal: Terminal, metrics: IngestMetrics) -> Report:
     return report
 
 
-def _report(jobs: list[QueryJob], report: Optional[Report]) -> None:
+def _report(jobs: list[QueryJob], report: Report | None) -> None:
     for job in jobs:
         job.update_progress()
     if report is not None:

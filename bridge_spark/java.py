@@ -21,8 +21,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Sequence
 
 OLDEST_JAVA = 17
 ANSWER_S = 30.0
@@ -115,7 +115,7 @@ def _ask(java: str) -> Path | str:
     return f"is version {number}" if number < OLDEST_JAVA else Path(home)
 
 
-def _property(said: str, name: str) -> Optional[str]:
+def _property(said: str, name: str) -> str | None:
     found = re.search(rf"^\s*{re.escape(name)} = (.*\S)", said, re.MULTILINE)
     return found[1] if found else None
 

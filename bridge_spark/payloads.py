@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Union
+from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -24,7 +24,7 @@ _ROW = "_place"
 _NEEDED = {"payload": "binary", "topic": "string"}
 
 
-def parse_payloads(messages: DataFrame, schema: Union[str, StructType], **options: str) -> DataFrame:
+def parse_payloads(messages: DataFrame, schema: str | StructType, **options: str) -> DataFrame:
     """``messages``, a batch or a stream, with the columns of ``schema`` added.
 
     ``messages`` has a binary column `payload` and, for `payloadFormat` `topics`, a string column `topic`.  Columns and

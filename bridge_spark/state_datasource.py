@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NoReturn, Optional, Union
+from typing import Any, ClassVar, NoReturn
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
@@ -143,7 +143,7 @@ def _session_row(session: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _microseconds(seconds: Optional[float]) -> Optional[int]:
+def _microseconds(seconds: float | None) -> int | None:
     return None if seconds is None else round(seconds * 1_000_000)
 
 
@@ -162,7 +162,7 @@ class StateDataSource(DataSource):
     def __init__(self, options: Any) -> None:
         super().__init__(options)
         self._given = GivenOptions(options)
-        self._parsed: Optional[StateOptions] = None
+        self._parsed: StateOptions | None = None
         if not is_writing() and self._given.has("url"):
             self._parsed = self._check(self._given.of_query())
 
@@ -170,7 +170,7 @@ class StateDataSource(DataSource):
     def name(cls) -> str:
         return cls.format.name
 
-    def schema(self) -> Union[StructType, str]:
+    def schema(self) -> StructType | str:
         """The schema that the user gave, or all columns."""
         options = self._options_for(None)
         columns = self.format.columns(options)
@@ -195,7 +195,7 @@ class StateDataSource(DataSource):
     def streamWriter(self, schema: StructType, overwrite: bool) -> NoReturn:
         self.writer(schema, overwrite)
 
-    def _options_for(self, schema: Optional[StructType]) -> StateOptions:
+    def _options_for(self, schema: StructType | None) -> StateOptions:
         if self._parsed is None:
             self._parsed = self._check(
                 self._given.for_schema(

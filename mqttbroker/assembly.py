@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 import random
 import time
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, Iterator, List, Mapping, Optional, TypeVar
+from typing import Any, TypeVar
 
 from bridge_spark.log.stream_log import StreamConfig
 from mqttbroker.auth.permissions import NoPermissions, PermissionsError, PermissionsReader
@@ -15,16 +16,16 @@ from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
 from mqttbroker.bridges.relay_terms import LARGEST_PACKET
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings, Stream
-from mqttbroker.core.broker import Broker
-from mqttbroker.core.routing.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
-from mqttbroker.core.terms.networks import Networks
-from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.access.policy import Permissions
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.outbox import Outbound
+from mqttbroker.core.delivery.wills import load_will
+from mqttbroker.core.routing.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.routing.route import StreamRule
 from mqttbroker.core.routing.router import Router
-from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms, Redirect
-from mqttbroker.core.delivery.wills import load_will
 from mqttbroker.core.streams.work_queues import QueueRule
+from mqttbroker.core.terms.networks import Networks
+from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms, Redirect
 from mqttbroker.memory_limit import memory_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
@@ -39,7 +40,7 @@ from sessions.store.interface import Recovered
 T = TypeVar("T")
 
 QUEUE_FULL = {"drop_newest": DROP_NEWEST, "drop_oldest": DROP_OLDEST, "refuse": REFUSE}
-STRATEGIES: Dict[str, Callable[[], Strategy]] = {
+STRATEGIES: dict[str, Callable[[], Strategy]] = {
     "round_robin": RoundRobin,
     "random": lambda: RandomMember(random.random),
     "hash_topic": HashTopic,
@@ -47,7 +48,7 @@ STRATEGIES: Dict[str, Callable[[], Strategy]] = {
 }
 
 
-def stream_config(stream: Stream, definition: Optional[Mapping[str, object]] = None) -> StreamConfig:
+def stream_config(stream: Stream, definition: Mapping[str, object] | None = None) -> StreamConfig:
     """The stream as the stream log is configured; its parameters have the names of the settings.
 
     ``definition`` is that of a stream which was created at run time.
@@ -63,7 +64,7 @@ def stream_rule(stream: Stream) -> StreamRule:
     return StreamRule(stream.name, list(stream.filters), stream.partitions, stream.key, producers)
 
 
-def redirect_of(redirect: config.Redirect) -> Optional[Redirect]:
+def redirect_of(redirect: config.Redirect) -> Redirect | None:
     """The redirect for these settings; None without a server reference."""
     if redirect.server_reference is None:
         return None
@@ -71,7 +72,7 @@ def redirect_of(redirect: config.Redirect) -> Optional[Redirect]:
 
 
 # Settings that the core has in another form, by name.
-_CONVERSIONS: Dict[str, Callable[[Any], object]] = {
+_CONVERSIONS: dict[str, Callable[[Any], object]] = {
     "max_keep_alive": int,
     "max_session_expiry": lambda seconds: NEVER if seconds is None else min(NEVER, int(seconds)),
     "max_memory": memory_bytes,
@@ -80,7 +81,7 @@ _CONVERSIONS: Dict[str, Callable[[Any], object]] = {
 }
 
 
-def fields_of(target: object) -> List[str]:
+def fields_of(target: object) -> list[str]:
     """The names of an object's fields. `dir` is the only list of them that a compiled class has."""
     return [name for name in dir(target) if name[0] != "_" and not callable(getattr(target, name))]
 
@@ -97,7 +98,7 @@ def fill(target: T, *sources: object) -> T:
     return target
 
 
-def listener_terms(settings: Settings, listener: Listener, rules: Optional[str] = None) -> ListenerTerms:
+def listener_terms(settings: Settings, listener: Listener, rules: str | None = None) -> ListenerTerms:
     """The terms for clients of a listener; ``rules`` names its rules."""
     limits = settings.limits_of(listener)
     own = SimpleNamespace(
@@ -136,7 +137,7 @@ def bridge_terms(settings: Settings) -> ListenerTerms:
     return terms
 
 
-def build_broker(settings: Settings, recovered: Recovered, security: Optional[Security] = None) -> Broker:
+def build_broker(settings: Settings, recovered: Recovered, security: Security | None = None) -> Broker:
     """The broker core for these settings; without ``security`` it reads the files that they name."""
     if security is None:
         security = Security(settings)
@@ -252,7 +253,7 @@ def _stored_permissions(reader: PermissionsReader, text: str) -> Permissions:
         return NoPermissions(text)
 
 
-def _consumed(rows: List[T]) -> Iterator[T]:
+def _consumed(rows: list[T]) -> Iterator[T]:
     """The rows in their order; each is removed first, so that its memory is free for the restored object."""
     rows.reverse()
     while rows:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
@@ -64,7 +64,7 @@ class ClusterRoutes:
         self._node = node
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         shards = Integer(0, self._node.cluster.shards - 1)
         return [
             route("GET", "/cluster", self._show_cluster, Right.LIST, "Nodes and shards", CLUSTER, tag="cluster"),
@@ -78,28 +78,28 @@ class ClusterRoutes:
                   "Have the shards that the node owns write snapshots soon", CLUSTER, action="write_snapshots", tag="cluster"),
         ]  # fmt: skip
 
-    async def _show_cluster(self, call: Call) -> Dict[str, Any]:
+    async def _show_cluster(self, call: Call) -> dict[str, Any]:
         return await asyncio.wrap_future(self._runner.call(cluster_view, self._node))
 
-    async def _move_shard(self, call: Call) -> Dict[str, Any]:
+    async def _move_shard(self, call: Call) -> dict[str, Any]:
         problem = await asyncio.wrap_future(self._runner.call(self._node.move, call["shard"], call["node"]))
         if problem:
             raise RequestError(400, problem)
         return await self._show_cluster(call)
 
-    async def _drain_node(self, call: Call) -> Dict[str, Any]:
+    async def _drain_node(self, call: Call) -> dict[str, Any]:
         await asyncio.wrap_future(self._runner.call(self._node.drain, call["on"]))
         return await self._show_cluster(call)
 
-    async def _write_snapshots(self, call: Call) -> Dict[str, Any]:
+    async def _write_snapshots(self, call: Call) -> dict[str, Any]:
         await asyncio.wrap_future(self._runner.call(self._node.write_snapshots))
         return await self._show_cluster(call)
 
 
-def cluster_view(node: NodeShards) -> Dict[str, Any]:
+def cluster_view(node: NodeShards) -> dict[str, Any]:
     """The cluster as a node knows it; called on its event loop."""
     directory = node.directory
-    places: Sequence[Tuple[Optional[str], List[str]]] = [(None, [])] * node.cluster.shards if directory is None else directory.shards
+    places: Sequence[tuple[str | None, list[str]]] = [(None, [])] * node.cluster.shards if directory is None else directory.shards
     members = {} if directory is None else directory.members
     owners = node.owners()
     addresses = {} if owners is None else owners.owners
@@ -132,7 +132,7 @@ def cluster_view(node: NodeShards) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _core_view(node: NodeShards, shard: int) -> Optional[Dict[str, Any]]:
+def _core_view(node: NodeShards, shard: int) -> dict[str, Any] | None:
     core = node.cores[shard]
     status = core.status
     if not core.runs:
@@ -185,7 +185,7 @@ class ClusterMetrics:
                 families.add(line, str(shard))
         return families.text().encode()
 
-    def _state(self) -> Tuple[Dict[str, Any], List[int], List[str]]:
+    def _state(self) -> tuple[dict[str, Any], list[int], list[str]]:
         """On the event loop: the node's view, the shards whose cores serve HTTP here, and the node's own metrics."""
         owned = [core.shard for core in self._shards.cores if http_port_of(core) is not None]
         return cluster_view(self._shards), owned, list(front_metrics(self._workers, self._counters))
@@ -199,8 +199,8 @@ class Families:
     """Samples of several processes, grouped by the name of the metric, as Prometheus' text format wants them."""
 
     def __init__(self) -> None:
-        self._comments: Dict[str, Dict[str, str]] = {}
-        self._samples: Dict[str, List[str]] = {}
+        self._comments: dict[str, dict[str, str]] = {}
+        self._samples: dict[str, list[str]] = {}
 
     def add(self, line: str, shard: str) -> None:
         """A line of Prometheus' text format; ``shard`` "" = no label."""
@@ -228,7 +228,7 @@ class Families:
         )
 
 
-def node_metrics(view: Dict[str, Any]) -> Iterator[str]:
+def node_metrics(view: dict[str, Any]) -> Iterator[str]:
     """The metrics of a node, from what it knows of its cluster."""
 
     def family(name: str, kind: str, text: str) -> Iterator[str]:
@@ -272,7 +272,7 @@ def front_metrics(own_workers: Workers, counters: Counters) -> Iterator[str]:
 
     own_workers.memory()
     workers = own_workers.statuses()
-    values: Tuple[Tuple[str, str, str, Callable[[WorkerStatus], float]], ...] = (
+    values: tuple[tuple[str, str, str, Callable[[WorkerStatus], float]], ...] = (
         ("up", "gauge", "1 if a connection worker serves clients.", lambda one: int(one.up)),
         ("clients", "gauge", "Open connections of a worker.", lambda one: one.clients),
         ("resident_bytes", "gauge", "Memory of the worker's process.", lambda one: one.resident_bytes),

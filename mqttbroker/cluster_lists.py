@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Deque, Dict, Final, List, Optional, Protocol, Tuple
+from typing import Any, Final, Protocol
 from urllib.parse import quote
 
 from mqttbroker.admin.access import Right
@@ -39,7 +39,7 @@ from mqttbroker.core_http import CoreAnswer, CoreAway, away_text
 LEAST_BAN: Final = 1.0  # seconds that a copied ban lasts at least
 LEAST_READ: Final = 50  # items that a core is asked for at once, unless a page has fewer
 
-Item = Dict[str, Any]
+Item = dict[str, Any]
 Key = Callable[[Item], Any]
 
 UNANSWERED = record(
@@ -53,7 +53,7 @@ class Cores(Protocol):
     count: int
 
     async def ask(
-        self, shard: int, method: str, path: str, query: Mapping[str, str] = {}, body: Optional[Mapping[str, Any]] = None
+        self, shard: int, method: str, path: str, query: Mapping[str, str] = {}, body: Mapping[str, Any] | None = None
     ) -> CoreAnswer: ...
 
 
@@ -62,9 +62,9 @@ class _Source:
 
     def __init__(self, cores: Cores, shard: int, path: str, query: Mapping[str, str], size: int) -> None:
         self.shard = shard
-        self.items: Deque[Item] = deque()
+        self.items: deque[Item] = deque()
         self.more = True  # there may be items behind those read
-        self.failure: Optional[CoreAway] = None
+        self.failure: CoreAway | None = None
         self._cores = cores
         self._path = path
         self._query = {**query, "limit": str(size)}
@@ -94,14 +94,14 @@ class MergedList:
     A core that does not answer is asked no more: what it has left is missing in all further pages.
     """
 
-    def __init__(self, sources: Sequence[_Source], key: Optional[Key] = None, descending: bool = False) -> None:
+    def __init__(self, sources: Sequence[_Source], key: Key | None = None, descending: bool = False) -> None:
         self._sources = sources
         self._key = key
         self._descending = descending
 
-    async def next(self, limit: int) -> List[Item]:
+    async def next(self, limit: int) -> list[Item]:
         """The next items."""
-        found: List[Item] = []
+        found: list[Item] = []
         while len(found) < limit:
             left = [source for source in self._sources if source.items or source.more]
             needed = left if self._key is not None else left[:1]
@@ -118,14 +118,14 @@ class MergedList:
         return any(source.items or source.more for source in self._sources)
 
     @property
-    def unanswered(self) -> List[Item]:
+    def unanswered(self) -> list[Item]:
         """The cores whose items are missing, as `UNANSWERED` describes them."""
         return [
             {"shard": source.shard, "node": source.failure.node, "reason": str(source.failure)}
             for source in self._sources if source.failure is not None
         ]  # fmt: skip
 
-    def _chosen(self, ready: List[_Source]) -> _Source:
+    def _chosen(self, ready: list[_Source]) -> _Source:
         """The source of the next item."""
         key = self._key
         if key is None:
@@ -144,7 +144,7 @@ class ClusterLists:
         self._cores = cores
         self._cursors: Cursors[MergedList] = Cursors()
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         lists, operate = Right.LIST, Right.OPERATE
         done = Answer("done")
         return [
@@ -236,14 +236,14 @@ class ClusterLists:
         if not lifted:
             raise RequestError(404, "there is no such ban")
 
-    async def _of_all(self, method: str, path: str, query: Mapping[str, str], body: Optional[Mapping[str, Any]] = None) -> List[CoreAnswer]:
+    async def _of_all(self, method: str, path: str, query: Mapping[str, str], body: Mapping[str, Any] | None = None) -> list[CoreAnswer]:
         """The answers of all cores. Raises RequestError, 503, that names those that give none; the others have done it."""
         shards = range(self._cores.count)
         asked = await asyncio.gather(*(self._cores.ask(shard, method, path, query, body) for shard in shards), return_exceptions=True)
         away = [away_text(shard, one) for shard, one in zip(shards, asked) if isinstance(one, CoreAway)]
         if away:
             raise RequestError(503, f"not done everywhere, so repeat it: {'; '.join(away)}")
-        answers: List[CoreAnswer] = []
+        answers: list[CoreAnswer] = []
         for one in asked:
             if isinstance(one, BaseException):
                 raise one
@@ -257,9 +257,9 @@ class ClusterLists:
         call: Call,
         path: str,
         query: Mapping[str, str],
-        key: Optional[Key] = None,
+        key: Key | None = None,
         descending: bool = False,
-        joined: Optional[Callable[[List[Item]], List[Item]]] = None,
+        joined: Callable[[list[Item]], list[Item]] | None = None,
     ) -> Any:
         """The next page of a list; with ``joined`` the whole list is read first, and goes through it."""
         limit = call["limit"]
@@ -309,7 +309,7 @@ async def copy_bans(cores: Cores, shard: int) -> int:
 
 async def _read_all(source: _Source) -> None:
     """Read everything that a core has."""
-    found: List[Item] = []
+    found: list[Item] = []
     while source.more:
         await source.read()
         found += source.items
@@ -317,14 +317,14 @@ async def _read_all(source: _Source) -> None:
     source.items.extend(found)
 
 
-def _joined_bans(bans: List[Item]) -> List[Item]:
+def _joined_bans(bans: list[Item]) -> list[Item]:
     """Bans of the same clients for the same cause, which each core has by itself, as one: the one that ends last."""
 
     def left(ban: Item) -> float:
         seconds = ban["seconds_left"]
         return float("inf") if seconds is None else float(seconds)
 
-    found: Dict[Tuple[str, ...], Item] = {}
+    found: dict[tuple[str, ...], Item] = {}
     for ban in bans:
         place = _ban_place(ban)
         known = found.get(place)
@@ -333,7 +333,7 @@ def _joined_bans(bans: List[Item]) -> List[Item]:
     return [found[place] for place in sorted(found)]
 
 
-def _ban_place(ban: Item) -> Tuple[str, ...]:
+def _ban_place(ban: Item) -> tuple[str, ...]:
     return (ban["address"], ban["username"], ban["client_id"], ban["cause"])
 
 
@@ -353,7 +353,7 @@ def _page(items: Schema) -> Schema:
     return record(**page(items)["properties"], unanswered=missing)
 
 
-def _query(call: Call, fields: Sequence[Field]) -> Dict[str, str]:
+def _query(call: Call, fields: Sequence[Field]) -> dict[str, str]:
     """The parameters of a request that have no default value, as they were sent."""
     values = {field.name: call[field.name] for field in fields if field.required or call[field.name] != field.default}
     return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in values.items()}

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from typing import Any, List, Optional, Set, Tuple
+from typing import Any
 
 import uvloop
 from setproctitle import setproctitle
@@ -81,12 +81,12 @@ class ClusterNode:
         self.stopping = asyncio.Event()
         self.failure = ""
         self.record_cluster = b""
-        self.listeners: List[OpenListener] = []
+        self.listeners: list[OpenListener] = []
         self.workers = Workers()
-        self.pool: Optional[WorkerPool] = None
-        self.http: Optional[HttpServer] = None
-        self.core_http: Optional[CoreHttp] = None
-        self._copies: Set[asyncio.Task[None]] = set()  # of bans
+        self.pool: WorkerPool | None = None
+        self.http: HttpServer | None = None
+        self.core_http: CoreHttp | None = None
+        self._copies: set[asyncio.Task[None]] = set()  # of bans
         self._core_settings = settings  # those that cores are started with
         self.shards = NodeShards(
             settings.cluster, self._core_setup, lambda: self.reloader.settings.worker_timeout, self._directed, self._served, self.fail
@@ -99,7 +99,7 @@ class ClusterNode:
         loop = asyncio.get_running_loop()
         restrict(self.settings.data_dir, self.settings.data_mode)
         self._make_parts(loop)
-        tasks: List[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         try:
             self._open_http()
             for index, listener in enumerate(self.settings.listeners):
@@ -128,7 +128,7 @@ class ClusterNode:
         if self.failure:
             raise OSError(self.failure)
 
-    def _periodic_tasks(self) -> List[asyncio.Task[None]]:
+    def _periodic_tasks(self) -> list[asyncio.Task[None]]:
         running = {"keep_alive": self.manager.keep_alive, "pass_reloads": self._pass_reloads, "revocations": self._refresh_revocations}
         return [asyncio.create_task(keep_running(part, run)) for part, run in running.items()]
 
@@ -324,7 +324,7 @@ class ClusterNode:
             settings.limits.max_total_connect_bytes // workers,
         )
 
-    def _warnings(self) -> List[str]:
+    def _warnings(self) -> list[str]:
         """Problems that keep no client away; called on the HTTP server's thread."""
         return [f"reload: {problem}" for problem in self.reloader.problems] + self.shards.warnings()
 
@@ -334,7 +334,7 @@ class ClusterNode:
             return
         where = f"{settings.host}:{settings.port}"
 
-        async def readiness() -> List[str]:
+        async def readiness() -> list[str]:
             return await asyncio.wrap_future(self.runner.call(self.shards.unready))
 
         try:
@@ -342,7 +342,7 @@ class ClusterNode:
             cores = self.core_http = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
             metrics = ClusterMetrics(self.shards, cores, self.workers, self.broker.outbound.counters, self.runner)
 
-            def application(gate: Gate, requests: Counter[Tuple[str, int]]) -> HttpApplication:
+            def application(gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
                 lists = ClusterLists(cores, gate.bans)
                 routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
                 return HttpApplication(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import Optional
+from datetime import UTC, datetime, timedelta
 
 from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.client_events import topic_level
@@ -36,8 +35,8 @@ class Conditions:
         broker: Broker,
         settings: Callable[[], Settings],
         listeners: Sequence[OpenListener],
-        http: Callable[[], Optional[ListenerContext]],
-        consumers: Optional[ConsumerLag],
+        http: Callable[[], ListenerContext | None],
+        consumers: ConsumerLag | None,
         authenticators: Callable[[], Sequence[AuthenticatorStatus]],
         workers: Callable[[], Sequence[WorkerStatus]],
         damage: Callable[[], str],
@@ -58,14 +57,14 @@ class Conditions:
         self._salvage = salvage
         self._problems = problems
         self._archive_problems = archive_problems
-        self.disk_free: Optional[int] = None  # bytes for the broker in the data directory's file system; None = unknown
+        self.disk_free: int | None = None  # bytes for the broker in the data directory's file system; None = unknown
 
     async def watch(self, alarms: Alarms) -> None:
         """Keep the alarms up to date until the task is cancelled."""
         while True:
             await asyncio.to_thread(self.read_disk)
             for _ in range(DISK_INTERVAL):
-                now = datetime.now(timezone.utc)
+                now = datetime.now(UTC)
                 alarms.update(dict(self.found(now)), now.timestamp())
                 await asyncio.sleep(INTERVAL)
 

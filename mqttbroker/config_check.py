@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Optional
 from urllib.parse import urlsplit
 
 from bridge_spark.log.archive.files import ArchiveError, open_files
@@ -155,7 +154,7 @@ def unsealed(streams: Iterable[Stream]) -> Iterator[str]:
         )
 
 
-def source_of(line: str, settings: Settings, file: Optional[Path]) -> str:
+def source_of(line: str, settings: Settings, file: Path | None) -> str:
     """The place of a line of `check`, `stored` or `warnings`; else the configuration file, "" = unknown."""
     return place_of(line, settings) or ("" if file is None else str(file))
 
@@ -216,7 +215,7 @@ def _files(settings: Settings) -> Iterator[str]:
             yield f"listeners.{index}: {error}"
             continue
         if context is not None and context.revocations is not None:
-            problem = context.revocations.problem(datetime.now(timezone.utc))
+            problem = context.revocations.problem(datetime.now(UTC))
             if problem is not None:
                 yield f"listeners.{index}: {problem}, so no client certificate is accepted"
     for key, file in (("file", settings.log.file), ("audit_file", settings.log.audit_file)):

@@ -6,7 +6,7 @@ import asyncio
 import json
 import ssl
 from collections.abc import Callable, Mapping
-from typing import Any, Final, NamedTuple, Optional, Tuple
+from typing import Any, Final, NamedTuple
 
 import aiohttp
 from aiohttp import web
@@ -69,10 +69,10 @@ class CoreHttp:
         self._shards = shards
         self._runner = runner
         self._settings = settings
-        self._tls: Tuple[Optional[Settings], Any, Any] = (None, None, None)
+        self._tls: tuple[Settings | None, Any, Any] = (None, None, None)
 
     async def ask(
-        self, shard: int, method: str, path: str, query: Mapping[str, str] = {}, body: Optional[Mapping[str, Any]] = None
+        self, shard: int, method: str, path: str, query: Mapping[str, str] = {}, body: Mapping[str, Any] | None = None
     ) -> CoreAnswer:
         """Send a request below /api/v1 to the core of a shard, on whatever node it is, as the sender of commands.
 
@@ -125,9 +125,7 @@ class CoreHttp:
 
     # -- requests --------------------------------------------------------------------
 
-    async def _send(
-        self, shard: int, method: str, path: str, body: Optional[bytes], authorization: Optional[str], anywhere: bool
-    ) -> CoreAnswer:
+    async def _send(self, shard: int, method: str, path: str, body: bytes | None, authorization: str | None, anywhere: bool) -> CoreAnswer:
         place = await self._place(shard, anywhere)
         return await self._request(place, method, f"{place.url}{place.prefix}{path}", body, authorization)
 
@@ -154,7 +152,7 @@ class CoreHttp:
             raise CoreAway(owner, "the node has no HTTP server")
         return _Place(owner, url, f"{API}{SHARDS_PATH}/{shard}", False)
 
-    async def _request(self, place: _Place, method: str, url: str, body: Optional[bytes], authorization: Optional[str]) -> CoreAnswer:
+    async def _request(self, place: _Place, method: str, url: str, body: bytes | None, authorization: str | None) -> CoreAnswer:
         headers = {"Accept-Encoding": "identity", _FORWARDED: "1"}
         if authorization is not None:
             headers["Authorization"] = authorization
@@ -178,7 +176,7 @@ class CoreHttp:
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise CoreAway(place.node, str(error) or type(error).__name__) from None
 
-    def _contexts(self) -> Tuple[ssl.SSLContext, ssl.SSLContext]:
+    def _contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         """The TLS contexts for cores of this node, and for other nodes."""
         settings = self._settings()
         known, own, others = self._tls
@@ -196,7 +194,7 @@ class CoreHttp:
         return own, others
 
 
-def http_port_of(core: ShardCore) -> Optional[int]:
+def http_port_of(core: ShardCore) -> int | None:
     """The HTTP port of a core that owns its shard; None if it does not serve HTTP now."""
     status = core.status
     return status.http_port if core.owns and status is not None else None

@@ -6,7 +6,7 @@ import asyncio
 import concurrent.futures
 import logging
 from collections.abc import Awaitable, Callable
-from typing import Any, Final, Union
+from typing import Any, Final
 
 log = logging.getLogger("mqttbroker")
 
@@ -17,15 +17,13 @@ def _ignore(reason: str) -> None:
     """Nothing depends on it for long: it is started again when it is needed."""
 
 
-def report_defect(
-    work: Union[asyncio.Future[Any], concurrent.futures.Future[Any]], part: str, failed: Callable[[str], object] = _ignore
-) -> None:
+def report_defect(work: asyncio.Future[Any] | concurrent.futures.Future[Any], part: str, failed: Callable[[str], object] = _ignore) -> None:
     """Log the exception that ends ``work``, a task of ``part``, and call ``failed`` with the reason, in one line.
 
     ``failed`` is called on the thread that calls the callbacks of ``work``.
     """
 
-    def ended(work: Union[asyncio.Future[Any], concurrent.futures.Future[Any]]) -> None:
+    def ended(work: asyncio.Future[Any] | concurrent.futures.Future[Any]) -> None:
         defect = None if work.cancelled() else work.exception()
         if defect is not None:
             log.error("event=defect in=%s", part, exc_info=defect)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from bridge_spark.log.archive.archiver import Archiver
 from mqttbroker.admin.repair import SalvageReport
@@ -66,7 +66,7 @@ class Health:
         warnings += self._archiver.problems()
         if self._security.jwt is not None:
             warnings += self._security.jwt.problems
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         for listener in list(self._listeners):
             invalid = None if listener.revocations is None else listener.revocations.problem(now)
             for problem in (listener.refresh_problem, invalid):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 log = logging.getLogger("mqttbroker")
 
@@ -46,7 +46,7 @@ class LevelView(NamedTuple):
 
     area: str
     level: str
-    seconds_left: Optional[float]
+    seconds_left: float | None
     configured: str
 
 
@@ -67,7 +67,7 @@ class LogLevels:
         for area in (ALL, *AREAS):
             set_level(self._configured.get(area, ""), area)
 
-    def change(self, level: str, area: str = ALL, seconds: Optional[float] = None) -> None:
+    def change(self, level: str, area: str = ALL, seconds: float | None = None) -> None:
         """Use a level for ``seconds``; None = until the next `apply`."""
         end = self._ends.pop(area, None)
         if end is not None:

@@ -10,7 +10,7 @@ import select
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Protocol, Union
+from typing import Protocol
 
 STDERR = 2
 JOURNAL_SOCKET = "/run/systemd/journal/socket"
@@ -81,9 +81,9 @@ class Datagrams:
     It is opened again if it fails, as when the daemon behind it was started again.
     """
 
-    def __init__(self, address: Union[str, tuple[str, int]]) -> None:
+    def __init__(self, address: str | tuple[str, int]) -> None:
         self._address = address
-        self._socket: Optional[socket.socket] = None
+        self._socket: socket.socket | None = None
 
     def write(self, lines: Sequence[bytes]) -> int:
         return sum(not (self._sent(line[:MAX_DATAGRAM]) or self._sent(line[:MAX_DATAGRAM])) for line in lines)
@@ -103,7 +103,7 @@ class Datagrams:
     def _opened(self) -> socket.socket:
         if isinstance(self._address, str):
             opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            address: Union[str, tuple[str, int]] = self._address
+            address: str | tuple[str, int] = self._address
         else:
             family, _, _, _, found = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)[0]
             opened, address = socket.socket(family, socket.SOCK_DGRAM), found  # type: ignore[assignment]

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from mqttbroker.config.settings import Log
 from mqttbroker.log_levels import AREAS, set_level
@@ -45,7 +45,7 @@ _FOLDED = ("event=refused ", "event=denied ")
 class _Formatter(logging.Formatter):
     """Times in UTC with milliseconds, as ISO 8601."""
 
-    def formatTime(self, record: logging.LogRecord, datefmt: Optional[str] = None) -> str:
+    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         return f"{seconds}.{int(record.msecs):03d}Z"
 
@@ -136,7 +136,7 @@ class _Journal(logging.Formatter):
 
 
 @lru_cache(maxsize=500)
-def _templates(message: str) -> Optional[list[tuple[str, str]]]:
+def _templates(message: str) -> list[tuple[str, str]] | None:
     """The keys of an event, each with the template of its value; None for a message of a library, which has no keys."""
     parts = message.split()
     if not all("=" in part for part in parts):
@@ -144,7 +144,7 @@ def _templates(message: str) -> Optional[list[tuple[str, str]]]:
     return [(key, template) for key, _, template in (part.partition("=") for part in parts)]
 
 
-def _fields(record: logging.LogRecord) -> Optional[dict[str, tuple[str, object]]]:
+def _fields(record: logging.LogRecord) -> dict[str, tuple[str, object]] | None:
     """The template and value of each key; None for a message without keys.
 
     The format string holds the keys and its arguments the values, so no value can add a key.
@@ -230,7 +230,7 @@ class _Handler(logging.Handler):
     with one thread, whose system calls cost less.
     """
 
-    def __init__(self, start_writing: Optional[Callable[[], None]] = None) -> None:
+    def __init__(self, start_writing: Callable[[], None] | None = None) -> None:
         super().__init__()
         self.start_writing = start_writing
         self.lines: deque[bytes] = deque()
@@ -295,7 +295,7 @@ class _Log:
         self.handler = _Handler(self._start_writing)
         self.handler.setFormatter(formatter)
         self.handler.addFilter(_Repeats(self.handler.handle))
-        self._writer: Optional[_Writer] = None
+        self._writer: _Writer | None = None
 
     def _start_writing(self) -> None:
         self._writer = _Writer(self.handler, self.target)
@@ -314,7 +314,7 @@ class Destinations(NamedTuple):
     """
 
     to: tuple[str, ...] = ("stderr",)
-    file: Optional[Path] = None
+    file: Path | None = None
     syslog_address: str | tuple[str, int] = "/dev/log"
     syslog_facility: str = "daemon"
 
@@ -330,7 +330,7 @@ def dropped_lines() -> int:
 def configure(
     level: str,
     style: str,
-    audit_file: Optional[Path] = None,
+    audit_file: Path | None = None,
     destinations: Destinations = Destinations(),
     levels: Mapping[str, str] = MappingProxyType({}),
 ) -> None:

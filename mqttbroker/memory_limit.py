@@ -12,9 +12,9 @@ import logging
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Callable, Final, Optional, Union
+from typing import Final
 
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.client.connection import MAX_DECISION_BYTES
@@ -41,14 +41,14 @@ PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-def available_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> Optional[int]:
+def available_memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Bytes of the machine's memory, or of the control group's limit if that is less; None if neither is known."""
     found = [_machine_memory(proc), *_cgroup_limits(proc, cgroups)]
     known = [size for size in found if size is not None and 0 < size < UNLIMITED]
     return min(known, default=None)
 
 
-def _machine_memory(proc: Path) -> Optional[int]:
+def _machine_memory(proc: Path) -> int | None:
     for line in _text(proc / "meminfo").splitlines():
         name, _, value = line.partition(":")
         if name == "MemTotal":
@@ -56,9 +56,9 @@ def _machine_memory(proc: Path) -> Optional[int]:
     return None
 
 
-def _cgroup_limits(proc: Path, cgroups: Path) -> list[Optional[int]]:
+def _cgroup_limits(proc: Path, cgroups: Path) -> list[int | None]:
     """The limits of the process's control group and of all above it, for versions 1 and 2."""
-    limits: list[Optional[int]] = []
+    limits: list[int | None] = []
     for line in _text(proc / "self" / "cgroup").splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers == "":
@@ -73,7 +73,7 @@ def _cgroup_limits(proc: Path, cgroups: Path) -> list[Optional[int]]:
     return limits
 
 
-def _number(path: Path) -> Optional[int]:
+def _number(path: Path) -> int | None:
     text = _text(path).strip()
     return int(text) if text.isdigit() else None
 
@@ -89,10 +89,10 @@ class ProcessMemory:
     """The memory of a process, by default of this one. Pages of files do not count: the kernel takes them back when it
     needs them."""
 
-    def __init__(self, pid: Union[int, str] = "self") -> None:
+    def __init__(self, pid: int | str = "self") -> None:
         self._page = os.sysconf("SC_PAGE_SIZE")
         try:
-            self._file: Optional[int] = os.open(PROC / str(pid) / "statm", os.O_RDONLY | os.O_CLOEXEC)
+            self._file: int | None = os.open(PROC / str(pid) / "statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             self._file = None
 
@@ -138,7 +138,7 @@ def give_back() -> float:
     return time.monotonic() - began
 
 
-def memory_bytes(setting: Union[int, str, None]) -> int:
+def memory_bytes(setting: int | str | None) -> int:
     """``limits.max_memory`` in bytes; 0 = unlimited."""
     if setting is None:
         return 0
@@ -149,7 +149,7 @@ def memory_bytes(setting: Union[int, str, None]) -> int:
     return 0 if available is None else available * per_cent // 100
 
 
-def divided_memory(setting: Union[int, str, None], processes: int) -> Union[int, str, None]:
+def divided_memory(setting: int | str | None, processes: int) -> int | str | None:
     """``limits.max_memory`` of one of ``processes`` on a machine: a share of the machine's memory is divided among them.
 
     A size in bytes is that of each process. No part is less than `LEAST_PART`.
@@ -181,7 +181,7 @@ class MemoryWatch:
         memory.base = base
         self._next_return = 0.0
         self.returning = False  # another thread gives free memory back
-        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer: asyncio.TimerHandle | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Look now, and again and again until `stop`."""

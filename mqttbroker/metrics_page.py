@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Optional
 
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.control_runner import ControlRunner
@@ -27,7 +26,7 @@ class MetricsPage:
         runner: ControlRunner,
         security: Security,
         listeners: Sequence[OpenListener],
-        http: Callable[[], Optional[ListenerContext]],
+        http: Callable[[], ListenerContext | None],
         reloader: Reloader,
     ) -> None:
         self._metrics = metrics

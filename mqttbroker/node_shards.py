@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from typing import Any, Dict, List, Optional, Set
+from typing import Any
 
 from mqttbroker import __version__
 from mqttbroker.cluster.core_control import Owners, Snapshot, link_port
@@ -38,7 +38,7 @@ class NodeShards:
         cluster: Cluster,
         core_setup: Callable[[], str],
         timeout: Callable[[], float],
-        directed: Callable[[Dict[int, LinkAddress]], None],
+        directed: Callable[[dict[int, LinkAddress]], None],
         served: Callable[[int], None],
         fail: Callable[[str], None],
     ) -> None:
@@ -50,13 +50,13 @@ class NodeShards:
         self.kafka_problem = "Kafka is not reached yet"
         self.draining = False
         self.stopping = False
-        self.pins: Dict[int, tuple[str, float]] = {}
-        self.directory: Optional[Directory] = None
-        self.membership: Optional[Membership] = None
+        self.pins: dict[int, tuple[str, float]] = {}
+        self.directory: Directory | None = None
+        self.membership: Membership | None = None
         self.cores = [ShardCore(shard, core_setup, self.owners, timeout, self._core_changed) for shard in range(cluster.shards)]
         self._directed = directed
         self._served = served
-        self._serving: Set[int] = set()
+        self._serving: set[int] = set()
         self._fail = fail
 
     # -- membership ----------------------------------------------------------------
@@ -118,14 +118,14 @@ class NodeShards:
             core.tell_owners(owners)
         self._directed(self._addresses(directory, WORKER))
 
-    def owners(self) -> Optional[Owners]:
+    def owners(self) -> Owners | None:
         """Where the cores are that own the shards, as far as the directory says."""
         directory = self.directory
         if directory is None:
             return None
         return Owners(self.cluster.shards, self._addresses(directory, CORE), len(directory.members))
 
-    def _addresses(self, directory: Directory, kind: str) -> Dict[int, LinkAddress]:
+    def _addresses(self, directory: Directory, kind: str) -> dict[int, LinkAddress]:
         """Where processes of a kind have links to the owners of the shards."""
         found = {}
         for shard, (owner, _) in enumerate(directory.shards):
@@ -183,7 +183,7 @@ class NodeShards:
         for core in self.cores:
             core.reload()
 
-    def unready(self) -> List[str]:
+    def unready(self) -> list[str]:
         """The reasons why clients should not connect to this node now."""
         if self.kafka_problem:
             return [f"kafka: {self.kafka_problem}"]
@@ -195,7 +195,7 @@ class NodeShards:
         reasons = [f"cluster: shards without an owner: {', '.join(without)}"] if without else []
         return reasons + [reason for core in self.cores if (reason := core.unready())]
 
-    def warnings(self) -> List[str]:
+    def warnings(self) -> list[str]:
         """Problems that keep no client away. On any thread."""
         directory = self.directory
         moving = [MOVING] if directory is not None and directory.moving else []

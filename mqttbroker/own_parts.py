@@ -20,7 +20,6 @@ from mqttbroker.stream_control import created_definitions, with_created_streams
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
 
-
 log = logging.getLogger("mqttbroker")
 
 

@@ -10,8 +10,8 @@ import asyncio
 import dataclasses
 import logging
 import re
-from collections.abc import Sequence
-from typing import Any, Callable, List, NamedTuple, Optional
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from mqttbroker import config_check
 from mqttbroker.admin.access import access_list
@@ -53,9 +53,9 @@ RELOADABLE = re.compile(
 class Reloaded(NamedTuple):
     """The outcome of a reload: lines for its problems, and the keys that changed, those of streams with their names."""
 
-    problems: List[str] = []
-    applied: List[str] = []
-    restart_needed: List[str] = []  # whose values wait for the next start
+    problems: list[str] = []
+    applied: list[str] = []
+    restart_needed: list[str] = []  # whose values wait for the next start
 
 
 class Reloader:
@@ -72,17 +72,17 @@ class Reloader:
         broker: Broker,
         security: Security,
         sockets: OpenSockets,
-        listeners: List[OpenListener],
+        listeners: list[OpenListener],
         manager: ServiceManager,
         log_levels: LogLevels,
     ) -> None:
         self.settings = settings
         self.log_levels = log_levels
-        self.http: Optional[HttpServer] = None
-        self.workers: Optional[WorkerPool] = None
-        self.client_events: Optional[ClientEvents] = None
-        self.stream_control: Optional[StreamControl] = None
-        self.bridges: Optional[Bridges] = None
+        self.http: HttpServer | None = None
+        self.workers: WorkerPool | None = None
+        self.client_events: ClientEvents | None = None
+        self.stream_control: StreamControl | None = None
+        self.bridges: Bridges | None = None
         self.last = Reloaded()
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
@@ -91,10 +91,10 @@ class Reloader:
         self._sockets = sockets
         self._listeners = listeners
         self._manager = manager
-        self._task: Optional[asyncio.Task[None]] = None
+        self._task: asyncio.Task[None] | None = None
 
     @property
-    def problems(self) -> List[str]:
+    def problems(self) -> list[str]:
         """Those of the last reload."""
         return self.last.problems
 
@@ -113,7 +113,7 @@ class Reloader:
         if self._task is not None:
             self._task.cancel()
 
-    async def _reload(self, previous: Optional[asyncio.Task[None]]) -> None:
+    async def _reload(self, previous: asyncio.Task[None] | None) -> None:
         if previous is not None and not previous.done():
             await asyncio.wait([previous])  # also if it failed
         self._manager.reloading()
@@ -211,7 +211,7 @@ class Reloader:
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
 
-    async def _alter_streams(self) -> List[str]:
+    async def _alter_streams(self) -> list[str]:
         """Apply changed settings of streams; returns problems."""
         if self.stream_control is None:
             return []
@@ -222,7 +222,7 @@ class Reloader:
             return [str(error)]
         return []
 
-    def _renew_http_certificates(self) -> List[str]:
+    def _renew_http_certificates(self) -> list[str]:
         try:
             context = http_context(self.settings.http)
         except OSError as error:
@@ -234,14 +234,14 @@ class Reloader:
         return []
 
 
-def _reopen_log(settings: Log) -> List[str]:
+def _reopen_log(settings: Log) -> list[str]:
     problems = reopen(settings)
     for problem in problems:
         log.error("event=reload_failed reason=%s", problem)
     return problems
 
 
-def _changed_tables(section: str, before: Sequence[Any], after: Sequence[Any]) -> List[str]:
+def _changed_tables(section: str, before: Sequence[Any], after: Sequence[Any]) -> list[str]:
     """The keys of the tables with names that are new, gone or changed."""
     old, new = ({each.name: each for each in tables} for tables in (before, after))
     return [f"{section}.{name}" for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]

@@ -7,7 +7,8 @@ import logging
 import os
 import signal
 import sys
-from typing import Callable, NoReturn, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from mqttbroker import config_check
 from mqttbroker.config.files import ConfigError
@@ -30,7 +31,7 @@ class RestartRequest:
         self.granted = False
         self._reread = reread
         self._stopping = stopping
-        self._check: Optional[asyncio.Task[None]] = None
+        self._check: asyncio.Task[None] | None = None
 
     def request(self) -> None:
         """SIGUSR2 was received."""

@@ -17,9 +17,10 @@ import secrets
 import signal
 import sys
 import time
-from dataclasses import replace
 from collections import Counter
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import uvloop
 from setproctitle import setproctitle
@@ -54,8 +55,8 @@ from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
-from mqttbroker.core.broker import Broker
 from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.broker import Broker
 from mqttbroker.defects import keep_running
 from mqttbroker.file_limit import client_sockets
 from mqttbroker.health import Health
@@ -164,7 +165,7 @@ class Server:
         reread: Callable[[], Settings],
         manager: ServiceManager,
         passed: PassedSockets,
-        opened: Optional[Callable[[], None]] = None,
+        opened: Callable[[], None] | None = None,
     ) -> None:
         self.parts = parts
         self._opened = opened
@@ -181,13 +182,13 @@ class Server:
         self.store = parts.store
         self.process_memory = ProcessMemory()
         self.stopping = asyncio.Event()
-        self.listeners: List[OpenListener] = []
-        self.http: Optional[HttpServer] = None
+        self.listeners: list[OpenListener] = []
+        self.http: HttpServer | None = None
         self.workers = Workers()
-        self.bridges: Optional[Bridges] = None
+        self.bridges: Bridges | None = None
         self.failure = ""  # why the broker stops by itself
         self.restart = RestartRequest(reread, self.stopping)
-        self.released: List[ListeningSocket] = []  # for the broker that follows
+        self.released: list[ListeningSocket] = []  # for the broker that follows
 
     def load(self) -> None:
         """Read the store and build the broker, in the event loop; the store repairs itself first if the settings say so."""
@@ -226,7 +227,7 @@ class Server:
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT, or SIGUSR2: then `released` are the listening sockets, still open."""
         self._start_parts(asyncio.get_running_loop())
-        tasks: List[asyncio.Task[None]] = []
+        tasks: list[asyncio.Task[None]] = []
         try:
             await self._open(tasks)
             await self.stopping.wait()
@@ -283,7 +284,7 @@ class Server:
         reloader.client_events.enable(self.settings.sys_client_events)
         self.control_runner = ControlRunner(loop, self.scheduler.update_clock, reloader.reload)
 
-    async def _open(self, tasks: List[asyncio.Task[None]]) -> None:
+    async def _open(self, tasks: list[asyncio.Task[None]]) -> None:
         """Serve HTTP, start the periodic ``tasks``, then let clients connect."""
         self.group_control = GroupControl(self.broker)
         self.consumers.groups = GroupsReport(self.control_runner, self.group_control)
@@ -351,7 +352,7 @@ class Server:
     def _unapplied_memory(self) -> int:
         return self.store.progress().unapplied_bytes
 
-    def _http_context(self) -> Optional[ListenerContext]:
+    def _http_context(self) -> ListenerContext | None:
         return None if self.http is None else self.http.gate.context
 
     def _authenticators(self) -> list[AuthenticatorStatus]:
@@ -389,7 +390,7 @@ class Server:
         kind = "http" if context is None else "https"
         log.info("event=listening type=%s host=%s port=%d", kind, settings.host, self.http.port)
 
-    def _http_application(self, gate: Gate, requests: Counter[Tuple[str, int]]) -> HttpApplication:
+    def _http_application(self, gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
         """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
         from mqttbroker.admin.http_accounts import AccountRoutes
         from mqttbroker.admin.http_alarms import AlarmRoutes
@@ -538,11 +539,11 @@ class Server:
 
     # --- tasks ----------------------------------------------------------------
 
-    def _periodic_tasks(self) -> List[asyncio.Task[None]]:
+    def _periodic_tasks(self) -> list[asyncio.Task[None]]:
         tasks = PeriodicTasks(self.broker, self.scheduler, self.control, self.metrics, self.listeners, self.reloader)
         settings = self.settings
         conditions = self._conditions()
-        running: Dict[str, Callable[[], Awaitable[None]]] = {
+        running: dict[str, Callable[[], Awaitable[None]]] = {
             "tick": tasks.tick,
             "keep_alive": self.manager.keep_alive,
             "sys_topics": tasks.publish_sys_topics,

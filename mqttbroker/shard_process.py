@@ -17,7 +17,7 @@ import socket
 import sys
 import threading
 from contextlib import suppress
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 import uvloop
 from setproctitle import setproctitle
@@ -73,10 +73,10 @@ class ShardProcess:
         self._sock = sock
         self._commands: asyncio.Queue[Any] = asyncio.Queue()
         self._transport: Any = None
-        self._core: Optional[ShardCore] = None
-        self._server: Optional[Server] = None
+        self._core: ShardCore | None = None
+        self._server: Server | None = None
         self._settings = Settings()
-        self._serving: Optional[asyncio.Task[None]] = None
+        self._serving: asyncio.Task[None] | None = None
         self._is_open = False  # clients may connect
         self._releasing = False
         self._problem = ""
@@ -96,7 +96,7 @@ class ShardProcess:
     def eof_received(self) -> bool:
         return False
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if self._sent.state != control.RELEASED:
             self._end("the node process has ended")
 

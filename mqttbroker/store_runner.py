@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import List, Optional
 
 from mqttbroker.admin.latency import Latency
 from mqttbroker.core.broker import Broker
@@ -38,7 +37,7 @@ class StoreRunner:
         self._latency.commit_began()
         self._store.submit(write_set)
 
-    def _answered(self, write_set: WriteSet, error: Optional[Exception]) -> None:
+    def _answered(self, write_set: WriteSet, error: Exception | None) -> None:
         """Called on the thread that commits."""
         self._latency.commit_ended()
         reason = "" if error is None else str(error) or type(error).__name__
@@ -47,7 +46,7 @@ class StoreRunner:
         if write_set.stream_messages and error is None:
             self._loop.call_soon_threadsafe(self._stream_reads.committed, list(write_set.stream_messages))
 
-    def _read_done(self, write_set: WriteSet, pages: List[Page]) -> None:
+    def _read_done(self, write_set: WriteSet, pages: list[Page]) -> None:
         """Called on the thread of the tables."""
         self._loop.call_soon_threadsafe(self._scheduler.read_done, write_set.queries, pages)
 

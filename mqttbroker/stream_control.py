@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, Dict, List
+from typing import Any
 
 from bridge_spark.log.stream_config import StreamLogError
 from bridge_spark.log.stream_files import STREAMS, created_streams, mark_deleted
@@ -34,7 +34,7 @@ log = logging.getLogger("mqttbroker")
 def with_created_streams(settings: Settings, definitions: Mapping[str, Definition]) -> Settings:
     """The settings with the streams that were created at run time; those of the file win. Raises ConfigError."""
     names = {stream.name for stream in settings.streams}
-    streams: List[Stream] = list(settings.streams)
+    streams: list[Stream] = list(settings.streams)
     for name, definition in definitions.items():
         if name in names:
             log.warning("event=stream_in_file stream=%s reason=%s", name, "the configuration file has it now, and its settings apply")
@@ -46,7 +46,7 @@ def with_created_streams(settings: Settings, definitions: Mapping[str, Definitio
     return dataclasses.replace(settings, streams=tuple(streams))
 
 
-def created_definitions(settings: Settings) -> Dict[str, Dict[str, Any]]:
+def created_definitions(settings: Settings) -> dict[str, dict[str, Any]]:
     """The definitions of the streams that were created at run time. Raises `StreamLogError`."""
     return created_streams(settings.data_dir / STREAMS, {stream.name for stream in settings.streams})
 
@@ -68,7 +68,7 @@ class StreamControl:
         definitions: Mapping[str, Definition],
         max_streams: Callable[[], int],
         wake: Callable[[], None],
-        changed: Callable[[List[Stream]], None],
+        changed: Callable[[list[Stream]], None],
         local: bool = True,
     ) -> None:
         self.streams = {stream.name: stream for stream in settings.streams}
@@ -159,7 +159,7 @@ class StreamControl:
             self._definitions = {other: kept for other, kept in self._definitions.items() if other != name}
             self._set({other: stream for other, stream in self.streams.items() if other != name})
 
-    def _delete_log(self, name: str, ends: Dict[Partition, int]) -> None:
+    def _delete_log(self, name: str, ends: dict[Partition, int]) -> None:
         partitions = {key: end for key, end in ends.items() if key[0] == name}
         for key in partitions:
             del ends[key]
@@ -172,7 +172,7 @@ class StreamControl:
             raise StreamRefused(f"stream {name!r} is in the configuration file: change it there", "name")
         return self.streams[name]
 
-    def _set(self, streams: Dict[str, Stream]) -> None:
+    def _set(self, streams: dict[str, Stream]) -> None:
         self.streams = streams
         self._changed(list(streams.values()))
 
@@ -189,12 +189,12 @@ class StreamControl:
         while gate.pending:
             await asyncio.sleep(COMMIT_WAIT)
 
-    async def _on_store(self, change: Callable[[Dict[Partition, int]], None]) -> None:
+    async def _on_store(self, change: Callable[[dict[Partition, int]], None]) -> None:
         """Run a change on the thread that commits. Raises `StreamRefused` if the files cannot be changed."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
 
-        def run(ends: Dict[Partition, int]) -> None:
+        def run(ends: dict[Partition, int]) -> None:
             try:
                 change(ends)
             except Exception as error:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import queue
 import threading
-from typing import Callable, List, Optional, Tuple, Union
+from collections.abc import Callable
 
 from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.chunks import (
@@ -56,7 +56,7 @@ class StreamLogView(LogView):
     def __init__(self, logs: StreamLogs) -> None:
         self._logs = logs
 
-    def bounds(self, stream: str, partition: int) -> Tuple[int, int]:
+    def bounds(self, stream: str, partition: int) -> tuple[int, int]:
         try:
             found = self._logs.partition(stream, partition)
         except KeyError:
@@ -77,19 +77,19 @@ class _ReadThread:
         answer: Callable[[ReadRequest], None],
         answered: Callable[[ReadRequest], None],
         rest: Callable[[], None],
-        following: Optional[_ReadThread] = None,
+        following: _ReadThread | None = None,
     ) -> None:
         self._answer = answer
         self._answered = answered
         self._rest = rest
         self._following = following
-        self._requests: queue.SimpleQueue[Optional[ReadRequest]] = queue.SimpleQueue()
+        self._requests: queue.SimpleQueue[ReadRequest | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def put(self, request: Optional[ReadRequest]) -> None:
+    def put(self, request: ReadRequest | None) -> None:
         """Answer a request; None ends the thread."""
         self._requests.put(request)
 
@@ -164,7 +164,7 @@ class StreamReads:
             thread.put(None)
             thread.join()
 
-    def committed(self, partitions: List[Tuple[str, int]]) -> None:
+    def committed(self, partitions: list[tuple[str, int]]) -> None:
         """Records of these partitions were committed; called on the event loop's thread."""
         for stream, partition in partitions:
             self._reads.advanced(stream, partition)
@@ -209,7 +209,7 @@ class StreamReads:
 
     def _decode(self, process: RowProcess, request: ReadRequest, from_archive: bool) -> None:
         """Read from a sealed segment, also from an archived one if ``from_archive``."""
-        missing: Optional[Answer] = None
+        missing: Answer | None = None
         while not self._stopped:
             place = locate(self._logs, request.stream, request.partition, request.offset)
             if not isinstance(place, (InSegment, InArchive)):
@@ -217,7 +217,7 @@ class StreamReads:
                 return
             if isinstance(place, InArchive) and not from_archive:
                 return
-            found: Optional[Answer]
+            found: Answer | None
             if request.skipping:
                 found = Moved(place.segment.end_offset, False)  # the whole file cannot be read
             elif place == missing:
@@ -229,7 +229,7 @@ class StreamReads:
                 return
             missing = place
 
-    def _read_sealed(self, process: RowProcess, request: ReadRequest, place: Union[InSegment, InArchive]) -> Optional[Answer]:
+    def _read_sealed(self, process: RowProcess, request: ReadRequest, place: InSegment | InArchive) -> Answer | None:
         """A batch of a sealed segment; None if the file is not there."""
         segment = place.segment
         location = place.location if isinstance(place, InArchive) else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Optional
 
 from mqttbroker.admin.views import WorkerStatus
 from mqttbroker.memory_limit import ProcessesMemory
@@ -14,8 +13,8 @@ class Workers:
     """None before `start`, and none in a broker without connection workers."""
 
     def __init__(self) -> None:
-        self._pool: Optional[WorkerPool] = None
-        self._starting: Optional[asyncio.Task[None]] = None
+        self._pool: WorkerPool | None = None
+        self._starting: asyncio.Task[None] | None = None
         self._memory = ProcessesMemory()
         self._resident: dict[int, int] = {}  # bytes by process id, as last seen
 

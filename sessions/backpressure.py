@@ -8,7 +8,7 @@ owner of the monitor calls `BackpressureMonitor.check`.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Dict, Optional
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
@@ -18,7 +18,7 @@ class PausablePublisher:
     """A publisher whose socket is not read while `paused_by` is set."""
 
     def __init__(self) -> None:
-        self.paused_by: Optional[Backpressure] = None
+        self.paused_by: Backpressure | None = None
 
     @abstractmethod
     def resume_reading(self) -> None:
@@ -30,7 +30,7 @@ class BackpressureMonitor:
 
     def __init__(self) -> None:
         self.max_pause = 0.1  # seconds
-        self.active: Dict[Backpressure, bool] = {}  # True if the last `check` has seen it
+        self.active: dict[Backpressure, bool] = {}  # True if the last `check` has seen it
         self.paused = 0  # publishers paused now
         self.pauses = 0  # pauses since the start
         # Called when `active` gets its first entry; from then on the owner calls `check` twice per `max_pause` until
@@ -51,7 +51,7 @@ class Backpressure:
 
     def __init__(self, monitor: BackpressureMonitor) -> None:
         self.monitor = monitor
-        self.publishers: Dict[PausablePublisher, bool] = {}
+        self.publishers: dict[PausablePublisher, bool] = {}
         self.progressed = False  # the subscriber took a message since the first pause began
         self.suspended = False  # it did not: it pauses no publisher until its queue is short
 

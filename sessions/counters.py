@@ -5,12 +5,12 @@ The event loop increments plain integers; `/metrics` and ``$SYS`` read them.
 
 from __future__ import annotations
 
-from typing import Dict, Final, Tuple
+from typing import Final
 
 from mypy_extensions import i64
 
 # The fields of `Drops`.
-CAUSES: Final[Tuple[str, ...]] = (
+CAUSES: Final[tuple[str, ...]] = (
     "queue_full",
     "queue_full_oldest",
     "total_full",
@@ -64,14 +64,14 @@ class Counters:
         self.connections = 0  # sockets
         self.connects = 0  # CONNECT packets
         self.connections_refused = 0  # no socket was free
-        self.limits_reached: Dict[str, int] = {}  # by the name of the setting
+        self.limits_reached: dict[str, int] = {}  # by the name of the setting
         self.connections_evicted = 0  # closed without a CONNECT, for newer connections
         self.protocol_errors = 0
         self.tls_failures = 0
         self.websocket_failures = 0
         self.proxy_failures = 0
         self.away = Drops()  # for clients that are not connected, and of streams
-        self.drops: Dict[str, Drops] = {"": self.away}  # by listener
+        self.drops: dict[str, Drops] = {"": self.away}  # by listener
         # Records of streams for subscriptions that read them.
         self.stream_records_sent: i64 = 0
         self.stream_records_returned = 0  # by members of groups that left before they acknowledged them

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final, Optional
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -30,7 +30,7 @@ class ClientConnection(PausablePublisher):
         self.has_send_rate = False  # its queue is long because the operator limits it, not because the client is slow
 
     @abstractmethod
-    def send_entry(self, entry: "Delivery", duplicate: bool) -> None:
+    def send_entry(self, entry: Delivery, duplicate: bool) -> None:
         """Send the PUBLISH of a delivery that has its packet id."""
 
     @abstractmethod
@@ -50,19 +50,19 @@ class DeliveryOwner:
     """The session to which a delivery belongs."""
 
     @abstractmethod
-    def publish_stored(self, entry: "Delivery") -> None:
+    def publish_stored(self, entry: Delivery) -> None:
         """The message is on disk, and at QoS 2 its packet id: the PUBLISH may be sent."""
 
     @abstractmethod
-    def release_stored(self, entry: "Delivery") -> None:
+    def release_stored(self, entry: Delivery) -> None:
         """The client's PUBREC is on disk: the PUBREL may be sent."""
 
     @abstractmethod
-    def entry_refused(self, entry: "Delivery") -> None:
+    def entry_refused(self, entry: Delivery) -> None:
         """The store failed to write the entry."""
 
     @abstractmethod
-    def abandon(self, entry: "Delivery") -> None:
+    def abandon(self, entry: Delivery) -> None:
         """End a delivery whose PUBLISH is too large for the client [MQTT-3.1.2-25]."""
 
 
@@ -82,7 +82,7 @@ class Delivery(Entry):
         super().__init__(session_id, message, qos, retain, subscription_ids)
         self.session = session
         # The shared subscription, opaque here; None without one, and for entries read from the store.
-        self.group: Optional[object] = None
+        self.group: object | None = None
 
     def committed(self) -> None:
         """The last change is on disk: leave the phases `STORING` and `RELEASING`."""

@@ -6,7 +6,7 @@ sessions, which skip expired ones when they send.
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final
 
 from sessions.context import SessionContext
 from sessions.registry import Registry
@@ -45,7 +45,7 @@ class Expiry(EntryQuery):
 
     def answered(self) -> None:
         rows = self.rows
-        left: List[Session] = []
+        left: list[Session] = []
         for row in rows:
             session = self.registry.by_id.get(row.session_id)
             if session is None:

@@ -10,7 +10,7 @@ entries is closed and settled in parts, between which the event loop serves clie
 
 from __future__ import annotations
 
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -121,7 +121,7 @@ class Entry:
         self.disk = MEMORY
         self.shared = False
         self.changed = False
-        self.gate: Optional[Gate] = None
+        self.gate: Gate | None = None
 
     def committed(self) -> None:
         """Called when the last change of this entry is on disk; does nothing if no packet waits for it."""
@@ -138,25 +138,25 @@ class _Batch:
     """The operations between two closings; of several on one key the last counts."""
 
     def __init__(self) -> None:
-        self.entries: List[Entry] = []
-        self.updates: List[Entry] = []
-        self.deleted_entries: List[EntryKey] = []
-        self.received: Dict[object, int] = {}  # by `received_key`
-        self.retained: Dict[str, Optional[Message]] = {}  # None: delete
-        self.sessions: Dict[int, SessionRow] = {}
-        self.deleted_sessions: Dict[int, bool] = {}
-        self.subscriptions: Dict[SubscriptionKey, Optional[SubscriptionRow]] = {}  # None: delete
-        self.streams: Dict[Tuple[str, int], List[Message]] = {}
-        self.producers: Dict[Producer, List[int]] = {}  # the numbers of their messages in `streams`
-        self.deleted_producers: List[ProducerKey] = []
-        self.readers: Dict[int, ReaderRow] = {}
-        self.deleted_readers: Dict[int, bool] = {}
-        self.offsets: List[PartitionOffsets] = []
-        self.offset_rows: List[OffsetsRow] = []  # of `offsets`, when the batch is closed
-        self.marks: Dict[int, MarkRow] = {}  # by log
-        self.pages: List[PageRequest] = []
-        self.queries: List[EntryQuery] = []
-        self.gates: List[Gate] = []
+        self.entries: list[Entry] = []
+        self.updates: list[Entry] = []
+        self.deleted_entries: list[EntryKey] = []
+        self.received: dict[object, int] = {}  # by `received_key`
+        self.retained: dict[str, Message | None] = {}  # None: delete
+        self.sessions: dict[int, SessionRow] = {}
+        self.deleted_sessions: dict[int, bool] = {}
+        self.subscriptions: dict[SubscriptionKey, SubscriptionRow | None] = {}  # None: delete
+        self.streams: dict[tuple[str, int], list[Message]] = {}
+        self.producers: dict[Producer, list[int]] = {}  # the numbers of their messages in `streams`
+        self.deleted_producers: list[ProducerKey] = []
+        self.readers: dict[int, ReaderRow] = {}
+        self.deleted_readers: dict[int, bool] = {}
+        self.offsets: list[PartitionOffsets] = []
+        self.offset_rows: list[OffsetsRow] = []  # of `offsets`, when the batch is closed
+        self.marks: dict[int, MarkRow] = {}  # by log
+        self.pages: list[PageRequest] = []
+        self.queries: list[EntryQuery] = []
+        self.gates: list[Gate] = []
         self.after_failure = False
         self.size = 0
         self.rows = 0  # bytes of other rows than messages, part of `size`
@@ -186,9 +186,9 @@ class Journal:
         self.counters = Counters()  # of the whole broker
         self.held = False  # the gathering batch is not to be closed yet: it has a part of what belongs into one commit
         self._gathering = _Batch()
-        self._writing: Optional[_Batch] = None  # closed, and not settled
-        self._written: List[Entry] = []
-        self._closing: Optional[WriteSet] = None  # of the batch in `_writing`, until it is complete
+        self._writing: _Batch | None = None  # closed, and not settled
+        self._written: list[Entry] = []
+        self._closing: WriteSet | None = None  # of the batch in `_writing`, until it is complete
         self._first_gathered = next_seq  # the entries of `_gathering` have this seq or a later one
         self._first_unsettled = next_seq  # those with a lower seq are on disk, and were told so
         self._settling = 0  # the next step of settling `_writing`; 0 until it is committed
@@ -232,7 +232,7 @@ class Journal:
 
     # -- queue entries ------------------------------------------------------
 
-    def add_entry(self, entry: Entry, gate: Optional[Gate]) -> None:
+    def add_entry(self, entry: Entry, gate: Gate | None) -> None:
         """Store a new entry; `gate` waits until it is stored or no longer needed."""
         batch = self._gathering
         entry.seq = self.next_seq
@@ -302,7 +302,7 @@ class Journal:
         self._gathering.received[received_key(session_id, packet_id)] = _REMOVED
         self._gathering.count_row(0)
 
-    def set_retained(self, topic: str, message: Optional[Message]) -> None:
+    def set_retained(self, topic: str, message: Message | None) -> None:
         """Store the retained message of a topic; None deletes it."""
         batch = self._gathering
         batch.retained[topic] = message
@@ -371,7 +371,7 @@ class Journal:
         numbers.append(number)
         return False
 
-    def delete_producer(self, key: ProducerKey, producer: Optional[Producer]) -> None:
+    def delete_producer(self, key: ProducerKey, producer: Producer | None) -> None:
         """Delete a producer's numbers; ``producer`` is None if it is on disk only."""
         batch = self._gathering
         if producer is not None:
@@ -474,8 +474,8 @@ class Journal:
                 write_set.deleted_subscriptions.append(key)
         write_set.deleted_entries = batch.deleted_entries
         pair: Any
-        removed: List[Any] = write_set.deleted_received
-        added: List[Any] = write_set.received
+        removed: list[Any] = write_set.deleted_received
+        added: list[Any] = write_set.received
         for pair, change in batch.received.items():
             if deleted and received_row(pair)[0] in deleted:
                 continue
@@ -506,7 +506,7 @@ class Journal:
         write_set.after_failure = batch.after_failure
         self._closing = write_set
 
-    def continue_closing(self, count: int = CLOSED_AT_ONCE) -> Optional[WriteSet]:
+    def continue_closing(self, count: int = CLOSED_AT_ONCE) -> WriteSet | None:
         """Turn the next ``count`` entries into rows; returns all rows if that was the last part."""
         batch = self._writing
         write_set = self._closing
@@ -530,7 +530,7 @@ class Journal:
         entries = batch.entries
         written = self._written
         deleted = batch.deleted_sessions
-        previous: Optional[Message] = written[len(written) - 1].message if written else None
+        previous: Message | None = written[len(written) - 1].message if written else None
         index: int = self._visited
         size: int = len(entries)
         end: int = min(size, index + count)
@@ -607,7 +607,7 @@ class Journal:
                 waiting.settle()
         return visited
 
-    def _settle_entries(self, entries: List[Entry], count: int) -> int:
+    def _settle_entries(self, entries: list[Entry], count: int) -> int:
         end: int = min(len(entries), self._visited + count)
         index: int = self._visited
         while index < end:
@@ -619,7 +619,7 @@ class Journal:
                 gate.settle()
         return self._advance(index, len(entries))
 
-    def _notify_entries(self, entries: List[Entry], count: int) -> int:
+    def _notify_entries(self, entries: list[Entry], count: int) -> int:
         end: int = min(len(entries), self._visited + count)
         index: int = self._visited
         while index < end:
@@ -627,7 +627,7 @@ class Journal:
             index += 1
         return self._advance(index, len(entries))
 
-    def _notify_written(self, entries: List[Entry], count: int) -> int:
+    def _notify_written(self, entries: list[Entry], count: int) -> int:
         end: int = min(len(entries), self._visited + count)
         index: int = self._visited
         while index < end:
@@ -666,8 +666,8 @@ class Journal:
             producer.remove(numbers)
         self._retry(batch)
         # All entries are marked before the first session is notified, because it then searches for an entry to send.
-        refused: List[Entry] = []
-        kept: List[Entry] = []
+        refused: list[Entry] = []
+        kept: list[Entry] = []
         for entry in written:
             gate = entry.gate
             if entry.disk == STORED:
@@ -690,7 +690,7 @@ class Journal:
         for gate in batch.gates:
             gate.fail()
 
-    def _keep(self, entries: List[Entry]) -> None:
+    def _keep(self, entries: list[Entry]) -> None:
         """Put entries of a failed batch before those gathered since."""
         new = self._gathering
         for entry in entries:
@@ -719,7 +719,7 @@ class Journal:
         for topic, message in old.retained.items():
             if topic not in new.retained:
                 new.retained[topic] = message
-        updates: List[Entry] = []
+        updates: list[Entry] = []
         for entry in old.updates:
             if entry.disk == STORED and not entry.changed:
                 entry.changed = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Final, Optional
+from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -16,7 +16,7 @@ from sessions.write_set import EntryQuery
 
 OLDEST_ENTRIES: Final = 1000  # stored entries queried at a time to make room
 
-_NO_ENTRIES: Final[Deque[Delivery]] = deque(maxlen=0)  # always empty, and shared: a deque takes 600 bytes
+_NO_ENTRIES: Final[deque[Delivery]] = deque(maxlen=0)  # always empty, and shared: a deque takes 600 bytes
 
 
 @mypyc_attr(acyclic=True)
@@ -30,13 +30,13 @@ class MessageQueue:
     def __init__(self, context: SessionContext, session_id: int) -> None:
         self.context = context
         self.session_id = session_id
-        self.entries: Deque[Delivery] = _NO_ENTRIES
+        self.entries: deque[Delivery] = _NO_ENTRIES
         self.memory_bytes = 0  # sizes of the messages in `entries`
         self.message_count: i64 = 0  # queued and in flight
         self.byte_count = 0
         self.loaded_seq = 0  # newest entry that is or was in memory
         self.stored_seq = 0  # newest entry that is only on disk; 0 if there is none
-        self.oldest: Optional[OldestEntries] = None  # while the oldest stored entries are dropped
+        self.oldest: OldestEntries | None = None  # while the oldest stored entries are dropped
 
     # -- entries in memory ----------------------------------------------------
 

@@ -6,7 +6,7 @@ allow, and follow the last page without another read.
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -27,7 +27,7 @@ class Paging:
         self.context = context
         self.queue = queue
         self.reading = False  # a page was requested for this connection and has not arrived
-        self.arrived_while_paging: List[Delivery] = []
+        self.arrived_while_paging: list[Delivery] = []
         self.arrived_bytes = 0  # sizes of all messages that arrived since the request, in memory or not
         self._overflowed = False  # the live messages exceeded a limit: later ones are only on disk
         self._abandoned = 0  # pages requested for earlier connections that have not arrived

@@ -9,7 +9,7 @@ that it takes from a list, and make a new one to keep it.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Final
 
 from sessions.message import Message
 from sessions.rows import (
@@ -31,7 +31,7 @@ MESSAGE_OVERHEAD: Final = 300
 ROW_OVERHEAD: Final = 200
 
 
-_Row = Tuple[Any, ...]
+_Row = tuple[Any, ...]
 
 # The change of a packet id; `_STORE` if the tables may have it, `_INSERT` if they do not.
 _REMOVE: Final = 0
@@ -49,23 +49,23 @@ class PendingChanges:
         self._received_before: int = _STORE if salvaged else _INSERT
         self._bytes = 0  # of messages, and of texts of variable length
         self.empty = True
-        self._deleted_sessions: Dict[int, bool] = {}
-        self._sessions: Dict[int, SessionRow] = {}
-        self._subscriptions: Dict[SubscriptionKey, Optional[SubscriptionRow]] = {}  # None: delete
-        self._messages: Dict[object, Message] = {}
-        self._references: Dict[object, int] = {}  # entries in `_entries` that share a message, by its id
+        self._deleted_sessions: dict[int, bool] = {}
+        self._sessions: dict[int, SessionRow] = {}
+        self._subscriptions: dict[SubscriptionKey, SubscriptionRow | None] = {}  # None: delete
+        self._messages: dict[object, Message] = {}
+        self._references: dict[object, int] = {}  # entries in `_entries` that share a message, by its id
         # By seq, which no two entries of a store have in common.
-        self._entries: Dict[object, _Row] = {}
-        self._updates: Dict[object, _Row] = {}
-        self._deleted_entries: Dict[object, _Row] = {}
+        self._entries: dict[object, _Row] = {}
+        self._updates: dict[object, _Row] = {}
+        self._deleted_entries: dict[object, _Row] = {}
         self.last_seq = 0  # of the entries that were added, removed again or not
-        self._received: Dict[object, int] = {}
-        self._retained: Dict[str, Optional[Message]] = {}  # None: delete
-        self._deleted_producers: Dict[ProducerKey, bool] = {}
-        self._producers: Dict[ProducerKey, ProducerRow] = {}
-        self._deleted_readers: Dict[int, bool] = {}
-        self._readers: Dict[int, ReaderRow] = {}
-        self._offsets: Dict[OffsetsKey, OffsetsRow] = {}
+        self._received: dict[object, int] = {}
+        self._retained: dict[str, Message | None] = {}  # None: delete
+        self._deleted_producers: dict[ProducerKey, bool] = {}
+        self._producers: dict[ProducerKey, ProducerRow] = {}
+        self._deleted_readers: dict[int, bool] = {}
+        self._readers: dict[int, ReaderRow] = {}
+        self._offsets: dict[OffsetsKey, OffsetsRow] = {}
 
     @property
     def size(self) -> int:
@@ -127,7 +127,7 @@ class PendingChanges:
     def _merge_received(self, write_set: WriteSet) -> None:
         changes = self._received
         key: object
-        keys: List[Any] = write_set.deleted_received
+        keys: list[Any] = write_set.deleted_received
         for key in keys:
             if changes.get(key, _REMOVE) == _INSERT:
                 del changes[key]
@@ -141,7 +141,7 @@ class PendingChanges:
         row: _Row
         seq: object
         entries = self._entries
-        rows: List[Any] = write_set.entries
+        rows: list[Any] = write_set.entries
         for row in rows:
             entries[row[1]] = row
             if row[3]:
@@ -164,7 +164,7 @@ class PendingChanges:
                     continue
             self._deleted_entries[seq] = row
 
-    def changes_rows(self, session_id: int, page: List[PageRow]) -> bool:
+    def changes_rows(self, session_id: int, page: list[PageRow]) -> bool:
         """Whether any of these entries, read from the tables, is changed or removed."""
         if session_id in self._deleted_sessions:
             return True
@@ -209,19 +209,19 @@ class PendingChanges:
                 result.subscriptions.append(subscription)
         result.messages = list(self._messages.values())
         entries = self._entries
-        changed: List[Any] = result.entry_updates
+        changed: list[Any] = result.entry_updates
         for seq, update in self._updates.items():
             row = entries.get(seq)
             if row is None:
                 changed.append(update)
             else:
                 entries[seq] = row[:7] + update[:2] + row[9:]
-        added: List[Any] = list(entries.values())
+        added: list[Any] = list(entries.values())
         result.entries = added
-        deleted_entries: List[Any] = list(self._deleted_entries.values())
+        deleted_entries: list[Any] = list(self._deleted_entries.values())
         result.deleted_entries = deleted_entries
-        inserted: List[Any] = result.received
-        removed: List[Any] = result.deleted_received
+        inserted: list[Any] = result.received
+        removed: list[Any] = result.deleted_received
         for received, change in self._received.items():
             if change == _REMOVE:
                 removed.append(received)
@@ -243,12 +243,12 @@ class PendingChanges:
         """Drop the rows of deleted sessions, which the tables delete as a whole."""
         deleted = self._deleted_sessions
         self._subscriptions = {key: row for key, row in self._subscriptions.items() if key[0] not in deleted}
-        received: List[Any] = list(self._received)
+        received: list[Any] = list(self._received)
         for key in received:
             if received_row(key)[0] in deleted:
                 del self._received[key]
         self._updates = {seq: row for seq, row in self._updates.items() if row[2] not in deleted}
-        gone: List[_Row] = [row for row in self._entries.values() if row[0] in deleted]
+        gone: list[_Row] = [row for row in self._entries.values() if row[0] in deleted]
         for row in gone:
             del self._entries[row[1]]
             if not self._release(row):

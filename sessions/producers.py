@@ -8,11 +8,11 @@ its packet was refused, is in the window, as long as the window is larger than w
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Dict, Final, List, Optional, Tuple
+from typing import Final
 
 from sessions.rows import ProducerRow
 
-ProducerKey = Tuple[str, str]  # user name and producer id
+ProducerKey = tuple[str, str]  # user name and producer id
 
 MAX_NUMBER: Final = (1 << 63) - 1
 # Characters of user name and producer id together.
@@ -58,7 +58,7 @@ class Producer:
             else:
                 self.missing = (self.missing << step | ((1 << step) - 2)) & ((1 << window) - 1)
 
-    def remove(self, numbers: List[int]) -> None:
+    def remove(self, numbers: list[int]) -> None:
         """The commit of these numbers failed."""
         for number in numbers:
             behind = self.last - number
@@ -76,12 +76,12 @@ class _StreamProducers:
 
     def __init__(self) -> None:
         self.count = 0
-        self._users: Dict[str, OrderedDict[str, Producer]] = {}
+        self._users: dict[str, OrderedDict[str, Producer]] = {}
         # The users with so many producers, in the order of their last use.
-        self._users_by_count: Dict[int, OrderedDict[str, None]] = {}
+        self._users_by_count: dict[int, OrderedDict[str, None]] = {}
         self._most = 0
 
-    def find(self, key: ProducerKey) -> Optional[Producer]:
+    def find(self, key: ProducerKey) -> Producer | None:
         producers = self._users.get(key[0])
         return None if producers is None else producers.get(key[1])
 
@@ -137,7 +137,7 @@ class Producers:
 
     def __init__(self, window: int) -> None:
         self.window = window
-        self._streams: Dict[str, _StreamProducers] = {}
+        self._streams: dict[str, _StreamProducers] = {}
 
     def __len__(self) -> int:
         return sum([stream.count for stream in self._streams.values()])
@@ -147,7 +147,7 @@ class Producers:
         producers = self._streams.get(stream)
         return 0 if producers is None else producers.count
 
-    def find(self, stream: str, key: ProducerKey) -> Optional[Producer]:
+    def find(self, stream: str, key: ProducerKey) -> Producer | None:
         producers = self._streams.get(stream)
         return None if producers is None else producers.find(key)
 
@@ -165,9 +165,9 @@ class Producers:
         producer.used = now
         self._streams[producer.stream].use(producer)
 
-    def remove_excess(self, stream: str, limit: int) -> List[Producer]:
+    def remove_excess(self, stream: str, limit: int) -> list[Producer]:
         """Remove the producers beyond the limit of a stream."""
-        removed: List[Producer] = []
+        removed: list[Producer] = []
         producers = self._streams.get(stream)
         while producers is not None and producers.count > limit:
             removed.append(producers.remove_one())

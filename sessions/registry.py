@@ -6,7 +6,6 @@ A session ends when its client has been disconnected for the session expiry inte
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import Dict, List, Optional, Tuple
 
 from sessions.context import SessionContext
 from sessions.session import CORE_PREFIX, NEVER, Session
@@ -18,17 +17,17 @@ class Registry:
 
     def __init__(self, context: SessionContext, next_session_id: int = 1) -> None:
         self.context = context
-        self.sessions: Dict[str, Session] = {}
+        self.sessions: dict[str, Session] = {}
         self.client_ids = SortedIds()  # the keys of `sessions`
-        self.by_id: Dict[int, Session] = {}  # persistent sessions by row id
+        self.by_id: dict[int, Session] = {}  # persistent sessions by row id
         self.next_session_id = next_session_id
         self.has_cores = False  # sessions may stand for those of another core of a cluster
-        self._ends: List[Tuple[float, str]] = []
+        self._ends: list[tuple[float, str]] = []
 
     def __len__(self) -> int:
         return len(self.sessions)
 
-    def get(self, client_id: str) -> Optional[Session]:
+    def get(self, client_id: str) -> Session | None:
         return self.sessions.get(client_id)
 
     def create(self, client_id: str, persistent: bool) -> Session:
@@ -92,7 +91,7 @@ class Registry:
             and self._end_of(session) <= now
         )
 
-    def next_expired(self, now: float) -> Optional[Session]:
+    def next_expired(self, now: float) -> Session | None:
         """Unschedule and return a session that has expired at ``now``, for the caller to end; None if there is none."""
         ends = self._ends
         while ends and ends[0][0] <= now:

@@ -6,7 +6,7 @@ stored.
 
 from __future__ import annotations
 
-from typing import Final, List, Optional, cast
+from typing import Final, cast
 
 from sessions.journal import Gate, Journal
 from sessions.message import Message
@@ -14,7 +14,6 @@ from sessions.rows import RetainedRow
 from sessions.sorted_ids import SortedIds
 from topic_matcher.filters import has_wildcard, matches
 from topic_matcher.topic_tree import LevelScan, Scan, TopicTree
-
 
 _SYS: Final = "$SYS/"
 
@@ -35,8 +34,8 @@ class Retained:
         self.size = 0
         self.payload_bytes = 0
         self.expiring = 0  # messages that have an expiry
-        self._sweep: Optional[RetainedScan] = None
-        self._sorted: Optional[SortedIds] = None  # the topics but those of ``$SYS``, if there are to be `SortedScan`s
+        self._sweep: RetainedScan | None = None
+        self._sorted: SortedIds | None = None  # the topics but those of ``$SYS``, if there are to be `SortedScan`s
 
     def __len__(self) -> int:
         return len(self._tree)
@@ -63,16 +62,16 @@ class Retained:
         if message.expires_at != 0:
             self.expiring += times
 
-    def get(self, topic: str) -> Optional[Message]:
-        return cast(Optional[Message], self._tree.get(topic))
+    def get(self, topic: str) -> Message | None:
+        return cast(Message | None, self._tree.get(topic))
 
-    def set(self, message: Message, volatile: bool, gate: Optional[Gate]) -> None:
+    def set(self, message: Message, volatile: bool, gate: Gate | None) -> None:
         """Replace a topic's retained message; an empty payload removes it [MQTT-3.3.1-6].
 
         ``gate`` stays closed until the change is on disk.
         """
         topic = message.topic
-        old = cast(Optional[Message], self._tree.get(topic))
+        old = cast(Message | None, self._tree.get(topic))
         if old is not None:
             self._count(old, -1)
         if message.payload:
@@ -107,7 +106,7 @@ class Retained:
         assert self._sorted is not None
         return SortedScan(self, self._sorted, topic_filter, after)
 
-    def levels(self, prefix: Optional[str]) -> LevelScan:
+    def levels(self, prefix: str | None) -> LevelScan:
         """The levels of topics after ``prefix`` and a slash, those of expired messages included; None = the first levels."""
         return self._tree.levels(prefix)
 
@@ -151,13 +150,13 @@ class RetainedScan:
         """Topics and levels visited by the last `read`."""
         return self._scan.visited
 
-    def read(self, visits: int, now: int) -> List[Message]:
+    def read(self, visits: int, now: int) -> list[Message]:
         """The matching messages of about the next ``visits`` (at least 1) topics and levels.
 
         Messages that have expired at ``now`` (µs since the Unix epoch) are left out. An empty list is the end only if
         `done`.
         """
-        found: List[Message] = []
+        found: list[Message] = []
         for stored in self._scan.read_within(visits, visits):
             message = cast(Message, stored.value)
             if message.expires_at != 0 and message.expires_at <= now:
@@ -186,10 +185,10 @@ class SortedScan:
                 end = position
         self._prefix = topic_filter[:end]  # of all topics that match, but for the parent level of "#"
 
-    def read(self, visits: int, now: int) -> List[Message]:
+    def read(self, visits: int, now: int) -> list[Message]:
         """The matching messages of the next ``visits`` (at least 1) topics, without those that have expired at ``now`` (µs
         since the Unix epoch). An empty list is the end only if `done`."""
-        found: List[Message] = []
+        found: list[Message] = []
         topic_filter = self._filter
         prefix = self._prefix
         if not has_wildcard(topic_filter):
@@ -213,7 +212,7 @@ class SortedScan:
         self.done = len(topics) < visits
         return found
 
-    def _add(self, topic: str, now: int, found: List[Message]) -> None:
+    def _add(self, topic: str, now: int, found: list[Message]) -> None:
         message = self._retained.get(topic)
         if message is None:
             return

@@ -7,7 +7,7 @@ whose names stand beside them. Times are µs since the Unix epoch unless a field
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple, Optional, Tuple
+from typing import Final, NamedTuple
 
 
 class SessionRow(NamedTuple):
@@ -18,12 +18,12 @@ class SessionRow(NamedTuple):
     client_id: str
     version: int
     expiry_interval: int
-    disconnected_at: Optional[float]
-    will: Optional[bytes]
-    will_due: Optional[float]
-    username: Optional[str]
-    rules: Optional[str]
-    permissions: Optional[str] = None
+    disconnected_at: float | None
+    will: bytes | None
+    will_due: float | None
+    username: str | None
+    rules: str | None
+    permissions: str | None = None
 
 
 class SubscriptionRow(NamedTuple):
@@ -158,11 +158,11 @@ class StoredEntry(NamedTuple):
 # The columns of a message are attributes of `Message`.
 MESSAGE_COLUMNS: Final = ("id", "topic", "payload", "qos", "retain", "properties", "publisher", "timestamp", "expires_at")
 
-MessageRow = Tuple[int, str, bytes, int, bool, bytes, str, int, int]
+MessageRow = tuple[int, str, bytes, int, bool, bytes, str, int, int]
 
 # A new entry. `shared` is 1 if another entry refers to the message, now or earlier; `packet_id` is 0 until the entry
 # is sent; `size` is `Message.size`.
-EntryRow = Tuple[int, int, int, int, int, int, bytes, int, int, int, int]
+EntryRow = tuple[int, int, int, int, int, int, bytes, int, int, int, int]
 ENTRY_COLUMNS: Final = (
     "session_id",
     "seq",
@@ -178,11 +178,11 @@ ENTRY_COLUMNS: Final = (
 )
 
 # A stored entry that was sent, or acknowledged in part.
-EntryUpdate = Tuple[int, int, int, int]
+EntryUpdate = tuple[int, int, int, int]
 ENTRY_UPDATE_COLUMNS: Final = ("packet_id", "state", "session_id", "seq")
 
 # A stored entry that is to be deleted. The store deletes its message with the last entry that refers to it.
-EntryKey = Tuple[int, int, int, int]
+EntryKey = tuple[int, int, int, int]
 ENTRY_KEY_COLUMNS: Final = ("session_id", "seq", "message_id", "shared")
 
 # A QoS 2 packet id that a client used and has not released, as one number: a tuple takes longer to make, hash
@@ -195,19 +195,19 @@ def received_key(session_id: int, packet_id: int) -> ReceivedKey:
     return session_id << 16 | packet_id
 
 
-def received_row(key: ReceivedKey) -> Tuple[int, int]:
+def received_row(key: ReceivedKey) -> tuple[int, int]:
     """The columns of a key."""
     return key >> 16, key & 0xFFFF
 
 
 # A producer's key.
-ProducerKey = Tuple[str, str, str]
+ProducerKey = tuple[str, str, str]
 PRODUCER_KEY_COLUMNS: Final = ("stream", "user_name", "producer_id")
 
 # The key of a reader's offsets in one partition.
-OffsetsKey = Tuple[int, int]
+OffsetsKey = tuple[int, int]
 OFFSETS_KEY_COLUMNS: Final = ("reader_id", "partition")
 
 # A subscription's key.
-SubscriptionKey = Tuple[int, str]
+SubscriptionKey = tuple[int, str]
 SUBSCRIPTION_KEY_COLUMNS: Final = ("session_id", "topic_filter")

@@ -8,7 +8,7 @@ disconnected it holds no message in memory; `redeliver` continues after the firs
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Dict, Final, List, Optional
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -73,14 +73,14 @@ def shard_of_core(client_id: str) -> int:
     return int(client_id[len(CORE_PREFIX) :])
 
 
-def _text_memory(text: Optional[str]) -> int:
+def _text_memory(text: str | None) -> int:
     return 0 if text is None else text_bytes(text)
 
 
 class Subscription:
     """A session's subscription to a filter; ``options`` is the byte on the wire, and `AWAITS_RETAINED`."""
 
-    def __init__(self, session: "Session", topic_filter: str, options: int, identifier: int) -> None:
+    def __init__(self, session: Session, topic_filter: str, options: int, identifier: int) -> None:
         self.session = session
         self.topic_filter = topic_filter
         self.options = options
@@ -92,7 +92,7 @@ class Subscription:
         return SubscriptionRow(self.session.id, self.topic_filter, self.qos, self.options, self.identifier)
 
 
-_NO_SUBSCRIPTIONS: Final[Deque[Subscription]] = deque(maxlen=0)  # always empty, and shared: a deque takes 600 bytes
+_NO_SUBSCRIPTIONS: Final[deque[Subscription]] = deque(maxlen=0)  # always empty, and shared: a deque takes 600 bytes
 
 
 class Session(DeliveryOwner):
@@ -102,19 +102,19 @@ class Session(DeliveryOwner):
         self.context = context
         self.id = session_id
         self.client_id = client_id
-        self.connection: Optional[ClientConnection] = None
-        self.username: Optional[str] = None  # None = anonymous
-        self.rules: Optional[str] = None  # name of the listener's access rules; None = the default ones
-        self.permissions: Optional[object] = None  # those that the last login brought; the rules know what they are
+        self.connection: ClientConnection | None = None
+        self.username: str | None = None  # None = anonymous
+        self.rules: str | None = None  # name of the listener's access rules; None = the default ones
+        self.permissions: object | None = None  # those that the last login brought; the rules know what they are
         self.permissions_bytes = 0  # their memory
         self.version = 4
         self.expiry_interval = 0  # seconds
         self.disconnected_at: float = 0.0  # Unix time; 0.0 while connected
-        self.subscriptions: Dict[str, Subscription] = {}
+        self.subscriptions: dict[str, Subscription] = {}
         self.filter_bytes = 0  # memory of the filters in `subscriptions`
         # Subscriptions whose retained messages must still be sent; once per SUBSCRIBE.
-        self.pending_retained: Deque[Subscription] = _NO_SUBSCRIPTIONS
-        self.received: Dict[object, int] = {}  # QoS 2 packet ids from the client -> `ON_DISK`, `EARLIER` or both
+        self.pending_retained: deque[Subscription] = _NO_SUBSCRIPTIONS
+        self.received: dict[object, int] = {}  # QoS 2 packet ids from the client -> `ON_DISK`, `EARLIER` or both
         self.received_earlier: i64 = 0  # how many of them are `EARLIER`
         # Flags stand side by side, so that a compiled object has no gaps.
         self.received_on_disk = False  # the store may have more of `received`, not read yet
@@ -122,10 +122,10 @@ class Session(DeliveryOwner):
         self.remote = False  # it stands for the sessions of another core of a cluster
         self.queue = MessageQueue(context, session_id)
         self.window = InFlightWindow(context.in_flight, context.limits.max_inflight, context.limits.max_inflight_unpersisted)
-        self.paging: Optional[Paging] = None  # since the first page was requested
-        self.backpressure: Optional[Backpressure] = None  # from the high watermark until the queue is half as long
-        self.will: Optional[SessionWill] = None
-        self.room_user: Optional[RoomUser] = None  # if the client reads streams
+        self.paging: Paging | None = None  # since the first page was requested
+        self.backpressure: Backpressure | None = None  # from the high watermark until the queue is half as long
+        self.will: SessionWill | None = None
+        self.room_user: RoomUser | None = None  # if the client reads streams
         context.session_bytes += SESSION_BYTES + _text_memory(client_id)
 
     @property
@@ -137,7 +137,7 @@ class Session(DeliveryOwner):
     def packet_ids_in_use(self) -> i64:
         return self.window.packet_ids_in_use
 
-    def add_pending_retained(self, subscriptions: List[Subscription]) -> None:
+    def add_pending_retained(self, subscriptions: list[Subscription]) -> None:
         """Send the retained messages of these subscriptions."""
         if self.pending_retained is _NO_SUBSCRIPTIONS:
             self.pending_retained = deque()
@@ -155,7 +155,7 @@ class Session(DeliveryOwner):
                 subscription.options &= ~AWAITS_RETAINED
                 self.context.journal.save_subscription_later(subscription.row())
 
-    def set_will(self, will: Optional[SessionWill]) -> None:
+    def set_will(self, will: SessionWill | None) -> None:
         """Set or delete the will."""
         context = self.context
         if self.will is not None:
@@ -164,12 +164,12 @@ class Session(DeliveryOwner):
             context.will_bytes += will.message.size
         self.will = will
 
-    def set_username(self, username: Optional[str]) -> None:
+    def set_username(self, username: str | None) -> None:
         """The session belongs to this user from now on; None = anonymous."""
         self.context.session_bytes += _text_memory(username) - _text_memory(self.username)
         self.username = username
 
-    def set_permissions(self, permissions: Optional[object], size: int) -> None:
+    def set_permissions(self, permissions: object | None, size: int) -> None:
         """The session has these permissions from now on, which take ``size`` bytes of memory."""
         self.context.session_bytes += size - self.permissions_bytes
         self.permissions = permissions
@@ -193,7 +193,7 @@ class Session(DeliveryOwner):
             self.received[packet_id] = known - EARLIER
             self.received_earlier -= 1
 
-    def forget_received(self, packet_id: object) -> Optional[bool]:
+    def forget_received(self, packet_id: object) -> bool | None:
         """Free a packet id; returns whether it is stored on disk, None if it was not in use."""
         known = self.received.pop(packet_id, None)
         if known is None:
@@ -223,7 +223,7 @@ class Session(DeliveryOwner):
             and not self.connection.has_send_rate
         )
 
-    def pause_publisher(self, publisher: "Session") -> None:
+    def pause_publisher(self, publisher: Session) -> None:
         """Pause the client that published to this queue while it is above its high watermark.
 
         A client with messages to acknowledge is not paused: two such clients could wait for each other.
@@ -287,9 +287,9 @@ class Session(DeliveryOwner):
         qos: int,
         retain: bool,
         subscription_ids: bytes,
-        gate: Optional[Gate],
-        group: Optional[object] = None,
-    ) -> Optional[Delivery]:
+        gate: Gate | None,
+        group: object | None = None,
+    ) -> Delivery | None:
         """Accept a message for delivery at QoS 1 or 2.
 
         Returns the delivery if the caller must send its PUBLISH now. None if it waits for the window, the client or
@@ -483,7 +483,7 @@ class Session(DeliveryOwner):
 
     # -- shared subscriptions -------------------------------------------------
 
-    def shared_entries(self) -> List[Delivery]:
+    def shared_entries(self) -> list[Delivery]:
         """Deliveries of shared subscriptions that another member may get instead, oldest first.
 
         All but the QoS 2 messages that were sent [MQTT-4.8.2-4] [MQTT-4.8.2-5].
@@ -494,9 +494,9 @@ class Session(DeliveryOwner):
                 entries.append(entry)
         return entries
 
-    def shared_in_flight(self) -> List[Delivery]:
+    def shared_in_flight(self) -> list[Delivery]:
         """The first of `shared_entries`: those that have a packet id."""
-        entries: List[Delivery] = []
+        entries: list[Delivery] = []
         window = self.window
         window.move_shared()
         for key, message in window.in_flight.items():
@@ -672,9 +672,9 @@ class Session(DeliveryOwner):
             if message.owner is not None:
                 message.owner.detached(message, key)
 
-    def disown_stream_messages(self, owner: InFlightOwner) -> List[StreamInFlight]:
+    def disown_stream_messages(self, owner: InFlightOwner) -> list[StreamInFlight]:
         """Have the acknowledgements of this owner's messages only free their packet ids; returns them in order."""
-        found: List[StreamInFlight] = []
+        found: list[StreamInFlight] = []
         for message in self.window.in_flight.values():
             if isinstance(message, StreamInFlight) and message.owner is owner:
                 message.owner = None
@@ -738,7 +738,7 @@ class Session(DeliveryOwner):
         if self.paging is not None:
             self.paging.reading = False
 
-    def load_page(self, rows: List[PageRow], received: List[int]) -> None:
+    def load_page(self, rows: list[PageRow], received: list[int]) -> None:
         """Load a page of entries (`sessions.write_set.Page`) and, with the first one, the received packet ids."""
         paging = self.paging
         assert paging is not None

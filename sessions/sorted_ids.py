@@ -7,7 +7,7 @@ page costs no more than the identifiers it returns.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from typing import Final, List
+from typing import Final
 
 MAX_CHUNK: Final = 512  # identifiers
 
@@ -16,9 +16,9 @@ class SortedIds:
     """A set of client identifiers, sorted by code point."""
 
     def __init__(self) -> None:
-        self._chunks: List[List[str]] = [[]]
-        self._lows: List[str] = [""]  # no identifier of a chunk is less than its low, the first low is less than any
-        self._unsorted: List[str] = []  # loaded and not in a chunk yet
+        self._chunks: list[list[str]] = [[]]
+        self._lows: list[str] = [""]  # no identifier of a chunk is less than its low, the first low is less than any
+        self._unsorted: list[str] = []  # loaded and not in a chunk yet
 
     def load(self, client_id: str) -> None:
         """Add one of many different identifiers; `sort` after the last one is cheaper than `add` for each."""
@@ -63,26 +63,26 @@ class SortedIds:
             del self._chunks[number]
             del self._lows[number]
 
-    def at_least(self, start: str, limit: int) -> List[str]:
+    def at_least(self, start: str, limit: int) -> list[str]:
         """The first ``limit`` identifiers that are not less than ``start``."""
         if self._unsorted:
             self.sort()
         number: int = bisect_right(self._lows, start) - 1
         position: int = bisect_left(self._chunks[number], start)
-        found: List[str] = []
+        found: list[str] = []
         while number < len(self._chunks) and len(found) < limit:
             found += self._chunks[number][position : position + limit - len(found)]
             number += 1
             position = 0
         return found
 
-    def below(self, end: str, limit: int) -> List[str]:
+    def below(self, end: str, limit: int) -> list[str]:
         """The last ``limit`` identifiers that are less than ``end``, in descending order; "" = of all."""
         if self._unsorted:
             self.sort()
         number: int = bisect_left(self._lows, end) - 1 if end else len(self._chunks) - 1
         position: int = bisect_left(self._chunks[number], end) if end else len(self._chunks[number])
-        found: List[str] = []
+        found: list[str] = []
         while True:
             part = self._chunks[number][max(0, position - limit + len(found)) : position]
             part.reverse()

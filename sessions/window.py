@@ -6,7 +6,7 @@ messages under consecutive packet ids are a range of two integers; every other m
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional, Union
+from typing import Final
 
 from mypy_extensions import i32, i64, mypyc_attr
 
@@ -81,7 +81,7 @@ class SharedInFlightQueue:
     """Shared in-flight messages under consecutive packet ids, oldest first."""
 
     def __init__(self) -> None:
-        self._messages: List[Optional[SharedInFlight]] = []  # None where acknowledged
+        self._messages: list[SharedInFlight | None] = []  # None where acknowledged
         self._first: i64 = 0  # index of the oldest one in flight
 
     def append(self, message: SharedInFlight) -> None:
@@ -105,10 +105,10 @@ class SharedInFlightQueue:
 
 _NO_SHARED: Final = SharedInFlightQueue()  # of clients without shared in-flight messages; always empty
 
-InFlight = Union[Delivery, SharedInFlight, Unpersisted, StreamInFlight]
+InFlight = Delivery | SharedInFlight | Unpersisted | StreamInFlight
 
 
-_NONE_IN_FLIGHT: Final[Dict[object, InFlight]] = {}  # always empty, and shared: a dict takes 64 bytes
+_NONE_IN_FLIGHT: Final[dict[object, InFlight]] = {}  # always empty, and shared: a dict takes 64 bytes
 
 
 class InFlightTotal:
@@ -265,7 +265,7 @@ class InFlightWindow:
 
     # -- everything else in flight --------------------------------------------
 
-    def find(self, packet_id: i64) -> Optional[InFlight]:
+    def find(self, packet_id: i64) -> InFlight | None:
         """The message under a packet id, in `in_flight` from now on; None if the id is not in use."""
         if self.range_start <= packet_id < self.range_end:
             while self.range_start <= packet_id:

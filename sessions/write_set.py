@@ -7,7 +7,6 @@ through the store's ``done``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Dict, List, Optional, Tuple
 
 from mypy_extensions import mypyc_attr
 
@@ -66,9 +65,9 @@ class Page:
     def __init__(
         self,
         session_id: int,
-        rows: List[PageRow],
-        received: List[int],
-        error: Optional[Exception] = None,
+        rows: list[PageRow],
+        received: list[int],
+        error: Exception | None = None,
     ) -> None:
         self.session_id = session_id
         self.rows = rows
@@ -91,8 +90,8 @@ class EntryQuery:
         self.session_id = session_id
         self.after_seq = after_seq
         self.until = until
-        self.after: Tuple[int, int, int] = (0, 0, 0)
-        self.rows: List[StoredEntry] = []
+        self.after: tuple[int, int, int] = (0, 0, 0)
+        self.rows: list[StoredEntry] = []
         self.next_expiry = 0
 
     @abstractmethod
@@ -134,27 +133,27 @@ class WriteSet:
     """
 
     def __init__(self) -> None:
-        self.deleted_sessions: List[int] = []
-        self.sessions: List[SessionRow] = []
-        self.subscriptions: List[SubscriptionRow] = []
-        self.deleted_subscriptions: List[SubscriptionKey] = []
-        self.messages: List[Message] = []
-        self.entries: List[EntryRow] = []
-        self.entry_updates: List[EntryUpdate] = []
-        self.deleted_entries: List[EntryKey] = []
-        self.received: List[ReceivedKey] = []
-        self.deleted_received: List[ReceivedKey] = []
-        self.retained: List[Message] = []
-        self.deleted_retained: List[str] = []
-        self.stream_messages: Dict[Tuple[str, int], List[Message]] = {}
-        self.deleted_producers: List[ProducerKey] = []
-        self.producers: List[ProducerRow] = []
-        self.deleted_readers: List[int] = []
-        self.readers: List[ReaderRow] = []
-        self.offsets: List[OffsetsRow] = []
-        self.marks: List[MarkRow] = []
-        self.pages: List[PageRequest] = []
-        self.queries: List[EntryQuery] = []
+        self.deleted_sessions: list[int] = []
+        self.sessions: list[SessionRow] = []
+        self.subscriptions: list[SubscriptionRow] = []
+        self.deleted_subscriptions: list[SubscriptionKey] = []
+        self.messages: list[Message] = []
+        self.entries: list[EntryRow] = []
+        self.entry_updates: list[EntryUpdate] = []
+        self.deleted_entries: list[EntryKey] = []
+        self.received: list[ReceivedKey] = []
+        self.deleted_received: list[ReceivedKey] = []
+        self.retained: list[Message] = []
+        self.deleted_retained: list[str] = []
+        self.stream_messages: dict[tuple[str, int], list[Message]] = {}
+        self.deleted_producers: list[ProducerKey] = []
+        self.producers: list[ProducerRow] = []
+        self.deleted_readers: list[int] = []
+        self.readers: list[ReaderRow] = []
+        self.offsets: list[OffsetsRow] = []
+        self.marks: list[MarkRow] = []
+        self.pages: list[PageRequest] = []
+        self.queries: list[EntryQuery] = []
         self.after_failure = False
 
     def has_changes(self) -> bool:
@@ -183,7 +182,7 @@ class WriteSet:
         )
 
 
-def message_rows(messages: List[Message]) -> List[MessageRow]:
+def message_rows(messages: list[Message]) -> list[MessageRow]:
     """The columns of messages, in the order of `sessions.rows.MESSAGE_COLUMNS`."""
     return [
         (

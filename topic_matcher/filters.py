@@ -5,7 +5,7 @@ Characters are compared without normalisation [MQTT-4.7.3-4].
 
 from __future__ import annotations
 
-from typing import Final, Optional
+from typing import Final
 
 MAX_BYTES: Final = 65_535  # of UTF-8 [MQTT-4.7.3-3]
 
@@ -67,7 +67,7 @@ def text_bytes(text: str) -> int:
     return len(text) + 50 if text.isascii() else 4 * len(text) + 80
 
 
-def parse_shared(topic_filter: str) -> Optional[tuple[str, str]]:
+def parse_shared(topic_filter: str) -> tuple[str, str] | None:
     """(group, filter) of ``$share/<group>/<filter>``; None for other filters.
 
     Raises ValueError for an invalid shared filter (section 4.8.2).

@@ -7,7 +7,8 @@ A rule is a filter with a prefix for each side, or a pattern for each side, whos
 from __future__ import annotations
 
 import re
-from typing import Dict, Final, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Final
 
 from topic_matcher.filters import is_valid_filter, is_valid_topic, matches
 
@@ -24,7 +25,7 @@ _NAMED_LEVEL: Final = re.compile(r"\{([A-Za-z0-9_]+)\}")
 class TopicRule:
     """Messages that a bridge passes: ``direction`` in, out or both, at a QoS of at most ``qos``."""
 
-    def __init__(self, local: "Side", remote: "Side", direction: str, qos: int) -> None:
+    def __init__(self, local: Side, remote: Side, direction: str, qos: int) -> None:
         self.local = local
         self.remote = remote
         self.direction = direction
@@ -45,10 +46,10 @@ class Side:
     def __init__(self, topic_filter: str) -> None:
         self.topic_filter = topic_filter
 
-    def take(self, topic: str) -> Optional[Tuple[str, ...]]:
+    def take(self, topic: str) -> tuple[str, ...] | None:
         raise NotImplementedError
 
-    def put(self, parts: Tuple[str, ...]) -> Optional[str]:
+    def put(self, parts: tuple[str, ...]) -> str | None:
         raise NotImplementedError
 
 
@@ -59,7 +60,7 @@ class PrefixSide(Side):
         super().__init__(prefix + shared_filter)
         self._prefix = prefix
 
-    def take(self, topic: str) -> Optional[Tuple[str, ...]]:
+    def take(self, topic: str) -> tuple[str, ...] | None:
         prefix = self._prefix
         if not matches(self.topic_filter, topic):
             return None
@@ -67,7 +68,7 @@ class PrefixSide(Side):
             return (topic[len(prefix) :],)
         return ()  # "a/#" matches "a", which has less than the prefix "a/"
 
-    def put(self, parts: Tuple[str, ...]) -> Optional[str]:
+    def put(self, parts: tuple[str, ...]) -> str | None:
         if not parts:
             return self._prefix[:-1] if self._prefix.endswith("/") else None
         return self._prefix + parts[0]
@@ -84,10 +85,10 @@ class PatternSide(Side):
         self._order = list(order)
         super().__init__("/".join("+" if _NAMED_LEVEL.fullmatch(level) else level for level in self._levels))
 
-    def take(self, topic: str) -> Optional[Tuple[str, ...]]:
+    def take(self, topic: str) -> tuple[str, ...] | None:
         if not matches(self.topic_filter, topic):
             return None
-        found: Dict[str, str] = {}
+        found: dict[str, str] = {}
         levels = topic.split("/")
         for index, level in enumerate(self._levels):
             name = _NAMED_LEVEL.fullmatch(level)
@@ -98,9 +99,9 @@ class PatternSide(Side):
                 found[name[1]] = levels[index]
         return tuple(found[name] for name in self._order)
 
-    def put(self, parts: Tuple[str, ...]) -> Optional[str]:
+    def put(self, parts: tuple[str, ...]) -> str | None:
         values = dict(zip(self._order, parts))
-        levels: List[str] = []
+        levels: list[str] = []
         for level in self._levels:
             name = _NAMED_LEVEL.fullmatch(level)
             if level == "#":
@@ -128,8 +129,8 @@ def pattern_rule(local: str, remote: str, direction: str, qos: int) -> TopicRule
     return rule
 
 
-def _names(where: str, pattern: str) -> List[str]:
-    names: List[str] = []
+def _names(where: str, pattern: str) -> list[str]:
+    names: list[str] = []
     for level in pattern.split("/"):
         found = _NAMED_LEVEL.fullmatch(level)
         if level == "#":
@@ -167,7 +168,7 @@ def overlap(one: str, other: str) -> bool:
     return True
 
 
-def echoed(rules: Sequence[TopicRule]) -> Optional[str]:
+def echoed(rules: Sequence[TopicRule]) -> str | None:
     """A remote filter under which messages that go out come back in without No Local; None if there is none."""
     for sent in rules:
         for received in rules:
@@ -179,9 +180,9 @@ def echoed(rules: Sequence[TopicRule]) -> Optional[str]:
 class TopicMap:
     """The names of topics on the other side, in one direction."""
 
-    def __init__(self, sides: Sequence[Tuple[Side, Side]]) -> None:
+    def __init__(self, sides: Sequence[tuple[Side, Side]]) -> None:
         self._sides = list(sides)
-        self._known: Dict[bytes, bytes] = {}  # b"" = no rule matches
+        self._known: dict[bytes, bytes] = {}  # b"" = no rule matches
         self.cached = 0  # bytes
 
     def find(self, topic: bytes) -> bytes:

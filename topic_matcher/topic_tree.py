@@ -10,8 +10,6 @@ where topics differ.
 
 from __future__ import annotations
 
-from typing import Optional
-
 from topic_matcher.filters import matches
 
 
@@ -22,8 +20,8 @@ class Stored:
         self.topic = topic  # "" for a branch that is not a topic itself
         self.value = value
         self.live = True  # False once removed; then a scan continues with ``next``
-        self.next: Optional[Stored] = None
-        self.previous: Optional[Stored] = None
+        self.next: Stored | None = None
+        self.previous: Stored | None = None
 
 
 class _Branch(Stored):
@@ -32,8 +30,8 @@ class _Branch(Stored):
     def __init__(self, topic: str, value: object) -> None:
         super().__init__(topic, value)
         self.children: dict[str, Stored] = {}
-        self.first: Optional[Stored] = None
-        self.last: Optional[Stored] = None
+        self.first: Stored | None = None
+        self.last: Stored | None = None
 
     def append(self, level: str, child: Stored) -> None:
         self.children[level] = child
@@ -85,7 +83,7 @@ class Scan:
         self._filter = topic_filter
         self._levels: list[str] = topic_filter.split("/")
         # One frame per wildcard level: the entry to visit next, and the filter level of its children.
-        self._waiting: list[Optional[Stored]] = [root]
+        self._waiting: list[Stored | None] = [root]
         self._depths: list[int] = [0]
         self._found: list[Stored] = []
         self.visited = 0  # entries visited by the last `read_within`
@@ -171,7 +169,7 @@ class Scan:
 class Level:
     """One level below a prefix of topics."""
 
-    def __init__(self, name: str, own: Optional[Stored], below: bool) -> None:
+    def __init__(self, name: str, own: Stored | None, below: bool) -> None:
         self.name = name
         self.own = own  # the topic that ends with this level, if it is stored
         self.below = below  # whether stored topics continue after it
@@ -185,7 +183,7 @@ class LevelScan:
         self._prefix = prefix
         self._depth = len(prefix)
         self._begun = False
-        self._next: Optional[Stored] = None
+        self._next: Stored | None = None
         self._single = False  # the prefix lies inside of one compressed topic
 
     def _begin(self) -> None:
@@ -289,11 +287,11 @@ class TopicTree:
             branch = child
         return branch.value
 
-    def pop(self, topic: str) -> Optional[object]:
+    def pop(self, topic: str) -> object | None:
         """Remove a topic and return its value, or None if it was not stored."""
         levels = topic.split("/")
         branches: list[_Branch] = [self._root]
-        entry: Optional[Stored] = None
+        entry: Stored | None = None
         for level in levels:
             entry = branches[-1].children.get(level)
             if not isinstance(entry, _Branch):
@@ -326,7 +324,7 @@ class TopicTree:
         """A search for the topics that match a valid filter without ``$share``."""
         return Scan(self._root, topic_filter)
 
-    def levels(self, prefix: Optional[str]) -> LevelScan:
+    def levels(self, prefix: str | None) -> LevelScan:
         """The levels after ``prefix`` and a slash; the first levels of all topics for None."""
         return LevelScan(self._root, [] if prefix is None else prefix.split("/"))
 

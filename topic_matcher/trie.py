@@ -12,7 +12,7 @@ A node stands for a position between two levels of a filter. The rest of the fil
 from __future__ import annotations
 
 import sys
-from typing import Final, Optional, Union
+from typing import Final
 
 from topic_matcher.filters import matches_from
 
@@ -37,11 +37,11 @@ class _Node:
     def __init__(self) -> None:
         self.here: object = None
         self.rest: object = None
-        self.plus: Optional[_Node] = None
-        self.exact: Optional[dict[str, object]] = None
-        self.prefixes: Optional[dict[str, Union[_Leaf, _Node]]] = None
+        self.plus: _Node | None = None
+        self.exact: dict[str, object] | None = None
+        self.prefixes: dict[str, _Leaf | _Node] | None = None
         # Number of keys of ``prefixes`` by their number of levels: only these lengths are looked up.
-        self.depths: Optional[list[int]] = None
+        self.depths: list[int] | None = None
 
     def is_empty(self) -> bool:
         return self.here is None and self.rest is None and self.plus is None and self.exact is None and self.prefixes is None

@@ -9,9 +9,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, List, Optional
 
 from bridge_spark.log.archive.index import copy_index
 from bridge_spark.log.check import describe, read_file, survey
@@ -65,7 +65,7 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
     offsets = segment_offsets(directory) if directory.is_dir() else []
     firsts = [first for first in offsets if start <= first < end]
     start = expected = firsts[0] if firsts else min(start, end)
-    copied: List[Path] = []
+    copied: list[Path] = []
     last, size = end, 0
     for index, first in enumerate(firsts):
         following = firsts[index + 1] if index + 1 < len(firsts) else end
@@ -107,7 +107,7 @@ def copy_partition(directory: Path, target: Path, end: int) -> int:
     return start
 
 
-def _copy_sealed(directory: Path, target: Path, first: int, end: int) -> Optional[Path]:
+def _copy_sealed(directory: Path, target: Path, first: int, end: int) -> Path | None:
     """The copy of the segment, if it is sealed and ends at `end`; one that was sealed during the backup may end after it."""
     name = sealed_file_in(directory, first)
     try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from bridge_spark.log.high_watermark import Watermark, read_watermark
 from bridge_spark.log.record_batch import (
@@ -55,11 +56,11 @@ class PartitionState(NamedTuple):
     start: int
     end: int
     segments: int
-    lost: List[Tuple[int, int]]
-    problems: List[str]
+    lost: list[tuple[int, int]]
+    problems: list[str]
 
 
-def partitions(directory: Path) -> List[Tuple[str, int]]:
+def partitions(directory: Path) -> list[tuple[str, int]]:
     """Every partition below the data directory's ``streams``: stream and number."""
     found = []
     for path in directory.glob("*/*"):
@@ -70,7 +71,7 @@ def partitions(directory: Path) -> List[Tuple[str, int]]:
 
 def read_file(path: Path) -> bytes:
     """A file's bytes, with zeros for blocks that cannot be read."""
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     with open(path, "rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
         position = 0
@@ -93,12 +94,12 @@ def read_file(path: Path) -> bytes:
     return b"".join(parts)
 
 
-def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[FileSpan]:
+def survey(data: bytes, first_offset: int, limit: int | None) -> list[FileSpan]:
     """The spans of a segment that begins with `first_offset`, up to the offset `limit`.
 
     A damaged span at the end covers all offsets up to `limit`, or none if `limit` is None.
     """
-    spans: List[FileSpan] = []
+    spans: list[FileSpan] = []
     position, expected = 0, first_offset
     while position < len(data) and (limit is None or expected < limit):
         try:
@@ -119,7 +120,7 @@ def survey(data: bytes, first_offset: int, limit: Optional[int]) -> List[FileSpa
     return spans
 
 
-def _read_expected(data: bytes, position: int, expected: int, limit: Optional[int]) -> Batch:
+def _read_expected(data: bytes, position: int, expected: int, limit: int | None) -> Batch:
     batch = read_batch(data, position)
     if batch.first_offset != expected:
         raise CorruptBatch(position, f"batch of offset {batch.first_offset} where {expected} comes next")
@@ -128,7 +129,7 @@ def _read_expected(data: bytes, position: int, expected: int, limit: Optional[in
     return batch
 
 
-def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) -> Optional[Batch]:
+def next_batch(data: bytes, position: int, expected: int, limit: int | None) -> Batch | None:
     """The first undamaged batch after `position` that may follow the offset `expected`.
 
     Tried first is the end of the damaged batch according to its header, then every occurrence of a batch's magic bytes.
@@ -151,7 +152,7 @@ def next_batch(data: bytes, position: int, expected: int, limit: Optional[int]) 
     return None
 
 
-def _append_span(spans: List[FileSpan], batch: Batch) -> None:
+def _append_span(spans: list[FileSpan], batch: Batch) -> None:
     size = HEADER_BYTES + batch.body_length
     last = spans[-1] if spans else None
     if last is not None and not last.reason and last.lost == batch.lost:
@@ -161,13 +162,13 @@ def _append_span(spans: List[FileSpan], batch: Batch) -> None:
         spans.append(found)
 
 
-def check_partition(directory: Path, end: Optional[int], live: bool) -> PartitionState:
+def check_partition(directory: Path, end: int | None, live: bool) -> PartitionState:
     """Read every batch of a partition up to `end`, the end offset in the database.
 
     If `end` is None, the partition is checked as far as it goes.  ``live``: a broker has it open, and had it open when
     `end` was read.  Each problem begins with the file's name.  Raises `OSError` if the directory cannot be read.
     """
-    problems: List[str] = []
+    problems: list[str] = []
     try:
         watermark = read_watermark(directory)
     except SegmentError as error:
@@ -177,7 +178,7 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
     if end is not None and published > end and not live:
         problems.append(f"high_watermark: readers have seen offsets up to {published}, but the database ends at {end}")
     firsts = [first for first in segment_offsets(directory) if first >= watermark.log_start_offset and (end is None or first < end)]
-    lost: List[Tuple[int, int]] = []
+    lost: list[tuple[int, int]] = []
     start = expected = firsts[0] if firsts else watermark.log_start_offset
     for index, first in enumerate(firsts):
         limit = firsts[index + 1] if index + 1 < len(firsts) else end
@@ -203,7 +204,7 @@ def check_partition(directory: Path, end: Optional[int], live: bool) -> Partitio
     return PartitionState(start, expected, len(firsts), lost, problems)
 
 
-def survey_segment(directory: Path, first: int, limit: Optional[int], live: bool, problems: List[str]) -> Tuple[str, List[FileSpan]]:
+def survey_segment(directory: Path, first: int, limit: int | None, live: bool, problems: list[str]) -> tuple[str, list[FileSpan]]:
     """The file name of a segment and its spans.
 
     If the segment exists sealed and unsealed, the sealed file is used unless it is damaged.  Raises `FileNotFoundError`
@@ -244,7 +245,7 @@ def describe(name: str, span: FileSpan) -> str:
     return f"{where}; offsets {span.first_offset} to {span.end_offset - 1}"
 
 
-def check_description(directory: Path) -> Optional[str]:
+def check_description(directory: Path) -> str | None:
     """The problem of a stream's `stream.json`, or None."""
     path = directory / DESCRIPTION_FILE
     try:

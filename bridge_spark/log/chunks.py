@@ -13,7 +13,7 @@ from array import array
 from bisect import bisect_right
 from operator import attrgetter
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Tuple, Union
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -89,7 +89,7 @@ class Unavailable(NamedTuple):
     reason: str
 
 
-Answer = Union[Piece, Moved, Nothing, InSegment, InArchive, Unreadable, Unavailable]
+Answer = Piece | Moved | Nothing | InSegment | InArchive | Unreadable | Unavailable
 
 
 class ChunkReader:
@@ -97,7 +97,7 @@ class ChunkReader:
 
     def __init__(self, logs: StreamLogs) -> None:
         self._logs = logs
-        self._checked: Tuple[str, int] = ("", 0)  # path and position of the last large batch with a correct checksum
+        self._checked: tuple[str, int] = ("", 0)  # path and position of the last large batch with a correct checksum
 
     def read(self, stream: str, number: int, offset: int, segment: int, position: int, size: int, skipping: bool) -> Answer:
         """The records from `offset` on, about `size` bytes.
@@ -209,7 +209,7 @@ def _in_archive(logs: StreamLogs, stream: str, partition: Partition, offset: int
     return InArchive(location, parse_location(location).path(stream, str(partition.number), segment.file), segment)
 
 
-def _segment_of(view: PartitionView, offset: int) -> Union[Segment, Moved, Nothing]:
+def _segment_of(view: PartitionView, offset: int) -> Segment | Moved | Nothing:
     if offset < view.log_start_offset:
         return Moved(view.log_start_offset, True)
     if offset >= view.high_watermark:
@@ -282,7 +282,7 @@ def _rows_of_large(descriptor: int, position: int, batch: Batch, offset: int, si
     times_at = position + HEADER_BYTES
     flags_at = times_at + count * 8
     at = flags_at + ((count + 7) & -8)
-    columns: List[Tuple[int, "array[int]"]] = []  # the position of the bytes of a column, and offsets of the rows
+    columns: list[tuple[int, array[int]]] = []  # the position of the bytes of a column, and offsets of the rows
     for _ in range(4):
         offsets = array("i")
         offsets.frombytes(os.pread(descriptor, (most + 1) * 4, at + first * 4))
@@ -304,5 +304,5 @@ def _rows_of_large(descriptor: int, position: int, batch: Batch, offset: int, si
     )
 
 
-def _text_bytes(columns: List[Tuple[int, "array[int]"]], rows: int) -> int:
+def _text_bytes(columns: list[tuple[int, array[int]]], rows: int) -> int:
     return sum(offsets[rows] - offsets[0] for _, offsets in columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache, cached_property, reduce
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -46,9 +46,9 @@ class Properties:
     __slots__ = ("content_type", "response_topic", "correlation_data", "user_properties")
 
     def __init__(self) -> None:
-        self.content_type: Optional[str] = None
-        self.response_topic: Optional[str] = None
-        self.correlation_data: Optional[bytes] = None
+        self.content_type: str | None = None
+        self.response_topic: str | None = None
+        self.correlation_data: bytes | None = None
         self.user_properties: list[tuple[str, str]] = []
 
 
@@ -99,7 +99,7 @@ class ColumnBuilder:
     `select` keeps the rows that match ``topic_filter`` and ``predicate``.
     """
 
-    def __init__(self, schema: pa.Schema, stream: str, topic_filter: Optional[str], predicate: Predicate = Predicate()) -> None:
+    def __init__(self, schema: pa.Schema, stream: str, topic_filter: str | None, predicate: Predicate = Predicate()) -> None:
         self._schema = schema
         self._stream = stream
         self._filter = topic_filter
@@ -213,7 +213,7 @@ class ColumnBuilder:
         return pa.array(values, self._schema.field(name).type)
 
 
-def _within(values: pa.Array, bounds: Bounds[int]) -> Optional[pa.Array]:
+def _within(values: pa.Array, bounds: Bounds[int]) -> pa.Array | None:
     """A mask of the values within the bounds; None for all."""
     masks = []
     if bounds.first is not None:

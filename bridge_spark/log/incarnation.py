@@ -11,8 +11,9 @@ from __future__ import annotations
 import json
 import logging
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from bridge_spark.log.files import replace_file
 
@@ -26,16 +27,16 @@ class Earlier(NamedTuple):
     """An earlier incarnation: before the offsets ``ends``, by partition, its records are those of the later ones."""
 
     id: str
-    ends: Tuple[int, ...]
+    ends: tuple[int, ...]
 
 
 class Incarnation(NamedTuple):
     """``id`` is empty if it is not known."""
 
     id: str = ""
-    earlier: Tuple[Earlier, ...] = ()
+    earlier: tuple[Earlier, ...] = ()
 
-    def document(self) -> Dict[str, Any]:
+    def document(self) -> dict[str, Any]:
         """The JSON object in the file and in the manifest."""
         earlier = [{"id": each.id, "ends": list(each.ends)} for each in self.earlier]
         return {**({"id": self.id} if self.id else {}), **({"earlier": earlier} if earlier else {})}

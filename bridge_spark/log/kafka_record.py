@@ -12,7 +12,8 @@ other headers
 
 from __future__ import annotations
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from sessions.message import Message
 
@@ -35,7 +36,7 @@ _IDENTIFIERS = {name: identifier for identifier, name in _TEXTS.items()}
 _USER_PROPERTY = 0x26
 _PAYLOAD_FORMAT = 0x01
 
-Headers = Sequence[Tuple[str, Optional[bytes]]]
+Headers = Sequence[tuple[str, bytes | None]]
 
 
 class RecordError(ValueError):
@@ -47,7 +48,7 @@ def stream_topic(cluster: str, stream: str) -> str:
     return f"{cluster}.stream.{stream}"
 
 
-def headers_of(message: Message) -> List[Tuple[str, bytes]]:
+def headers_of(message: Message) -> list[tuple[str, bytes]]:
     """The headers of a message. Raises `RecordError` if its properties are malformed."""
     headers = [
         (TOPIC, message.topic.encode("utf-8")),
@@ -63,9 +64,9 @@ def headers_of(message: Message) -> List[Tuple[str, bytes]]:
     return headers
 
 
-def _property_headers(data: bytes) -> List[Tuple[str, bytes]]:
-    own: List[Tuple[str, bytes]] = []
-    users: List[Tuple[str, bytes]] = []
+def _property_headers(data: bytes) -> list[tuple[str, bytes]]:
+    own: list[tuple[str, bytes]] = []
+    users: list[tuple[str, bytes]] = []
     position = 0
     try:
         while position < len(data):
@@ -89,7 +90,7 @@ def _property_headers(data: bytes) -> List[Tuple[str, bytes]]:
     return own + users
 
 
-def _binary(data: bytes, position: int) -> Tuple[bytes, int]:
+def _binary(data: bytes, position: int) -> tuple[bytes, int]:
     end = position + 2 + (data[position] << 8 | data[position + 1])
     if end > len(data):
         raise RecordError("malformed properties")
@@ -109,8 +110,8 @@ class RecordFields(NamedTuple):
 
 def fields_of(headers: Headers) -> RecordFields:
     """The contents of headers that `headers_of` made. Raises `RecordError` for others."""
-    found: Dict[str, bytes] = {}
-    properties: List[bytes] = []
+    found: dict[str, bytes] = {}
+    properties: list[bytes] = []
     for name, value in headers:
         content = value or b""
         if not name.startswith(PREFIX):

@@ -5,7 +5,7 @@ aiokafka knows requests for metadata up to version 5; ids are in version 10, of 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Type
+from typing import Any, ClassVar
 
 from aiokafka.errors import for_code
 from aiokafka.protocol.api import Request, RequestStruct, Response
@@ -73,7 +73,7 @@ class _TopicIdsRequest(Request[_TopicIdsStruct]):  # type: ignore[misc]
     def __init__(self, topic: str) -> None:
         self._topic = topic
 
-    def build(self, request_struct_class: Type[_TopicIdsStruct]) -> _TopicIdsStruct:
+    def build(self, request_struct_class: type[_TopicIdsStruct]) -> _TopicIdsStruct:
         return request_struct_class([(0, 0, self._topic, {})], False, False, False, {})
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from bridge_spark.log.archive.files import ArchiveError, ArchiveFiles, open_files
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
@@ -21,7 +21,7 @@ from bridge_spark.log.stream_config import StreamLogDamage, can_seal
 from bridge_spark.log.stream_files import read_description
 from sessions.message import Message
 
-Row = Tuple[int, Message]
+Row = tuple[int, Message]
 
 _COLUMNS = ("timestamp", "flags", "topic", "payload", "client_id", "properties")
 
@@ -57,8 +57,8 @@ class _File(NamedTuple):
 class StoredPartition:
     """The offsets ``start`` to before ``end`` of a partition. ``lost`` are the ranges of which `rows` has found that damage took them."""
 
-    def __init__(self, directory: Path, archive: Optional[_Archive]) -> None:
-        self.lost: List[Tuple[int, int]] = []
+    def __init__(self, directory: Path, archive: _Archive | None) -> None:
+        self.lost: list[tuple[int, int]] = []
         self._directory = directory
         self._archive = archive
         try:
@@ -81,7 +81,7 @@ class StoredPartition:
         if reached != self.end:
             raise StreamLogDamage(f"{directory}: offsets {reached} to {self.end - 1} are missing")
 
-    def rows(self) -> Iterator[List[Row]]:
+    def rows(self) -> Iterator[list[Row]]:
         """All records with their offsets, in order; offsets that are left out have no record.
 
         Raises `StreamLogDamage`, `ArchiveError` or `OSError`.
@@ -108,7 +108,7 @@ class StoredPartition:
             return self._archive.describe(file.name)
         return str(self._directory / file.name)
 
-    def _local(self, log_start: int, last: int, position: int) -> List[_File]:
+    def _local(self, log_start: int, last: int, position: int) -> list[_File]:
         """The files of the data directory; the segment that begins with ``last`` ends at byte ``position`` if it is not sealed."""
         try:
             firsts = [first for first in segment_offsets(self._directory) if log_start <= first < self.end]
@@ -126,7 +126,7 @@ class StoredPartition:
             files.append(_File(name, False, first, end, size))
         return files
 
-    def _archived(self, archive: _Archive, until: int) -> List[_File]:
+    def _archived(self, archive: _Archive, until: int) -> list[_File]:
         """The archived segments with offsets before ``until``."""
         index = IndexReader(self._directory / INDEX_FILE)
         try:
@@ -136,7 +136,7 @@ class StoredPartition:
             raise StreamLogDamage(f"{index.path}: {error}") from None
         return [_File(each.file, True, max(each.first_offset, state.start), min(each.end_offset, until), each.size) for each in found]
 
-    def _unsealed(self, file: _File) -> Iterator[List[Row]]:
+    def _unsealed(self, file: _File) -> Iterator[list[Row]]:
         reached = file.first
         with open(self._directory / file.name, "rb") as opened:
             for _, batch, data in scan_batches(opened, 0, file.size, file.first):
@@ -150,7 +150,7 @@ class StoredPartition:
         if reached != file.end:
             raise CorruptBatch(file.size, f"ends at offset {reached}, not {file.end}")
 
-    def _sealed(self, file: _File) -> Iterator[List[Row]]:
+    def _sealed(self, file: _File) -> Iterator[list[Row]]:
         from bridge_spark.log.sealed.reader import SealedFile  # needs pyarrow
 
         if file.archived and self._archive is not None:
@@ -163,7 +163,7 @@ class StoredPartition:
         finally:
             os.close(descriptor)
 
-    def _groups(self, sealed: Any, file: _File) -> Iterator[List[Row]]:
+    def _groups(self, sealed: Any, file: _File) -> Iterator[list[Row]]:
         if sealed.footer.end_offset < file.end or sealed.footer.first_offset > file.first:
             raise CorruptBatch(file.size, f"has the offsets {sealed.footer.first_offset} to {sealed.footer.end_offset - 1}")
         for first, end, rows in sealed.rows(_COLUMNS, file.first, file.end):
@@ -173,8 +173,8 @@ class StoredPartition:
                 yield _messages(rows)
 
 
-def _messages(rows: Any) -> List[Row]:
-    values: Dict[str, List[Any]] = {
+def _messages(rows: Any) -> list[Row]:
+    values: dict[str, list[Any]] = {
         name: rows.column(name).to_pylist() for name in ("flags", "topic", "payload", "client_id", "properties", "offset")
     }
     values["timestamp"] = rows.column("timestamp").cast("int64").to_pylist()
@@ -186,7 +186,7 @@ def _messages(rows: Any) -> List[Row]:
     ]
 
 
-def _size(path: Path) -> Optional[int]:
+def _size(path: Path) -> int | None:
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -203,9 +203,9 @@ class _Archive:
             raise StreamLogDamage(f"stream {stream!r}: its archive {location!r} {error}") from None
         self._stream = stream
         self._partition = str(partition)
-        self._opened: Optional[ArchiveFiles] = None
+        self._opened: ArchiveFiles | None = None
 
-    def size(self, file: str) -> Optional[int]:
+    def size(self, file: str) -> int | None:
         """The size of a file; None if it is missing. Raises `ArchiveError`."""
         return self._files().size(self._path(file))
 

@@ -12,10 +12,11 @@ import logging
 import os
 import threading
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from itertools import zip_longest
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from bridge_spark.log.archive.index import INDEX_FILE as ARCHIVE_INDEX_FILE
 from bridge_spark.log.archive.index import ArchiveIndex, ArchiveState
@@ -41,7 +42,7 @@ from bridge_spark.log.sparse_index import INDEX_ENTRY, IndexEntry
 from bridge_spark.log.stream_config import StreamConfig, StreamLogDamage, StreamLogError
 from sessions.message import Message
 
-End = Tuple[int, int, str]  # offset, position in the segment file, first offset of the segment in 20 digits
+End = tuple[int, int, str]  # offset, position in the segment file, first offset of the segment in 20 digits
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +52,9 @@ class PartitionView(NamedTuple):
 
     log_start_offset: int
     high_watermark: int
-    segments: Tuple[Segment, ...]
+    segments: tuple[Segment, ...]
 
-    def describe(self, partition: int, archive: ArchiveState) -> Dict[str, Any]:
+    def describe(self, partition: int, archive: ArchiveState) -> dict[str, Any]:
         """The partition's entry in a manifest; times in microseconds, sizes in bytes.
 
         `archive` must have been read after this view: then one of the two has each offset from ``log_start_offset``.
@@ -99,17 +100,17 @@ class Partition:
         self._watermark_path = directory / WATERMARK_FILE
         self.view = PartitionView(0, 0, ())
         self._sync_lock = threading.Lock()  # for the three below, which `sync` uses on another thread
-        self._unsynced: Dict[int, int] = {}  # first offset of a segment -> position of its first unsynced byte
+        self._unsynced: dict[int, int] = {}  # first offset of a segment -> position of its first unsynced byte
         self._created = False  # a file was created since the directory was last synced
         self._sync_failed = False  # of a segment in `_unsynced`: it is written again before it is synced
-        self.closed: Tuple[Segment, ...] = ()  # committed, and complete
+        self.closed: tuple[Segment, ...] = ()  # committed, and complete
         self.archive = ArchiveIndex(directory / ARCHIVE_INDEX_FILE)
-        self._active: Optional[Segment] = None
+        self._active: Segment | None = None
         self._log_start = 0
         self._end = 0
-        self._pending: List[Segment] = []
-        self._pending_entries: List[Tuple[Segment, IndexEntry]] = []
-        self._files: Dict[int, int] = {}  # first offset -> descriptor of an open segment
+        self._pending: list[Segment] = []
+        self._pending_entries: list[tuple[Segment, IndexEntry]] = []
+        self._files: dict[int, int] = {}  # first offset -> descriptor of an open segment
         self._must_cut = False  # the files have bytes of a failed transaction
         self._watermark_fd = -1
 
@@ -125,7 +126,7 @@ class Partition:
 
     # -- start ----------------------------------------------------------------
 
-    def recover(self, end: Optional[int], thorough: bool, logged: Optional[int] = None) -> int:
+    def recover(self, end: int | None, thorough: bool, logged: int | None = None) -> int:
         """Cut the files back to the offset `end`, and return the end of what is there.
 
         If `end` is None, cut back to the high watermark, or if `thorough` to the last undamaged batch.  Records from
@@ -180,7 +181,7 @@ class Partition:
                     self._sync_failed = True  # a sync may have failed before the start
         return found
 
-    def _open(self, segments: List[Segment], end: int) -> None:
+    def _open(self, segments: list[Segment], end: int) -> None:
         """Continue after `segments`; truncate their files to their extent."""
         for segment in segments:
             if not segment.sealed:
@@ -219,8 +220,8 @@ class Partition:
         for compacted in self.directory.glob(f"{first_offset:020d}.*{SEALED_SUFFIX}"):
             compacted.unlink(missing_ok=True)
 
-    def _recover_segments(self, firsts: List[int], end: Optional[int], thorough: bool, logged: Optional[int]) -> List[Segment]:
-        segments: List[Segment] = []
+    def _recover_segments(self, firsts: list[int], end: int | None, thorough: bool, logged: int | None) -> list[Segment]:
+        segments: list[Segment] = []
         for first, following in zip_longest(firsts, firsts[1:]):
             limit = end if following is None else following
             unsure = following is None or (logged is not None and following > logged)
@@ -237,7 +238,7 @@ class Partition:
             break
         return segments
 
-    def _recover_segment(self, first: int, limit: Optional[int], thorough: bool) -> Segment:
+    def _recover_segment(self, first: int, limit: int | None, thorough: bool) -> Segment:
         """The segment as it is on disk; if it exists sealed and unsealed, remove one of the two."""
         unsealed = self._path(first)
         generations = sorted(self.directory.glob(f"{first:020d}.*{SEALED_SUFFIX}"), key=lambda each: generation_of(each.name))
@@ -462,7 +463,7 @@ class Partition:
         self.closed += (segment,)
         self._active = None
 
-    def replace_with_sealed(self, segment: Segment) -> Optional[Segment]:
+    def replace_with_sealed(self, segment: Segment) -> Segment | None:
         """Show readers the sealed or compacted file, which is on disk, instead of the file before; return what it was.
 
         If retention has removed the segment meanwhile, remove the file and return None.  A segment may be reported twice:
@@ -497,14 +498,14 @@ class Partition:
     # -- retention ------------------------------------------------------------
 
     @property
-    def removable(self) -> Tuple[Segment, ...]:
+    def removable(self) -> tuple[Segment, ...]:
         """The closed segments that retention may remove: those that are in the archive, if there is one."""
         if self.config.archive is None:
             return self.closed
         archived = self.archive.current.end
         return self.closed[: bisect_right(self.closed, archived, key=attrgetter("end_offset"))]
 
-    def unarchived(self) -> Tuple[Segment, ...]:
+    def unarchived(self) -> tuple[Segment, ...]:
         """The closed segments that are not in the archive.  For any thread."""
         archived, closed = self.archive.current.end, self.closed
         return closed[bisect_left(closed, archived, key=attrgetter("first_offset")) :]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timedelta, timezone
-from typing import Any, Generic, Optional, TypeVar
+from datetime import UTC, datetime, timedelta
+from typing import Any, Generic, TypeVar
 
 Value = TypeVar("Value", int, str)
 
 COLUMNS = ("topic", "partition", "offset", "timestamp")
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_CHARACTER = chr(0x10FFFF)
 
 
@@ -25,16 +25,16 @@ class Bounds(Generic[Value]):
     Strings are ordered by their UTF-8 bytes.
     """
 
-    first: Optional[Value] = None
-    end: Optional[Value] = None
-    among: Optional[frozenset[Value]] = None
+    first: Value | None = None
+    end: Value | None = None
+    among: frozenset[Value] | None = None
 
     @property
     def unbounded(self) -> bool:
         return self.first is None and self.end is None and self.among is None
 
     @property
-    def lowest(self) -> Optional[Value]:
+    def lowest(self) -> Value | None:
         """A lower limit of the values; None if unknown."""
         among = () if self.among is None else self.among
         return max((bound for bound in (self.first, min(among, default=None)) if bound is not None), default=None)
@@ -46,7 +46,7 @@ class Bounds(Generic[Value]):
             and (self.among is None or value in self.among)
         )
 
-    def may_match(self, smallest: Optional[Value], largest: Optional[Value]) -> bool:
+    def may_match(self, smallest: Value | None, largest: Value | None) -> bool:
         """Whether a value from ``smallest`` to ``largest``, both inclusive, can be one of these; None is unknown."""
         if self.first is not None and largest is not None and largest < self.first:
             return False
@@ -99,9 +99,9 @@ class Predicate:
 
     def may_match(
         self,
-        offset: tuple[Optional[int], Optional[int]] = (None, None),
-        timestamp: tuple[Optional[int], Optional[int]] = (None, None),
-        topic: tuple[Optional[str], Optional[str]] = (None, None),
+        offset: tuple[int | None, int | None] = (None, None),
+        timestamp: tuple[int | None, int | None] = (None, None),
+        topic: tuple[str | None, str | None] = (None, None),
     ) -> bool:
         """Whether a block of rows may have a matching one.
 
@@ -110,7 +110,7 @@ class Predicate:
         """
         return self.offset.may_match(*offset) and self.timestamp.may_match(*timestamp) and self.topic.may_match(*topic)
 
-    def narrowed(self, column: str, operator: str, value: Any) -> Optional[Predicate]:
+    def narrowed(self, column: str, operator: str, value: Any) -> Predicate | None:
         """This predicate AND ``column operator value``; None if that cannot be expressed as bounds.
 
         Operators are ``=``, ``>``, ``>=``, ``<``, ``<=``, ``in``, ``prefix`` and ``not null``.
@@ -121,7 +121,7 @@ class Predicate:
         return None if bounds is None else replace(self, **{column: getattr(self, column) & bounds})
 
 
-def _bounds(column: str, operator: str, value: Any) -> Optional[Bounds[Any]]:
+def _bounds(column: str, operator: str, value: Any) -> Bounds[Any] | None:
     if operator == "not null":
         return Bounds()
     if operator == "in":
@@ -161,7 +161,7 @@ def _next(value: Any) -> Any:
     return value + "\0" if isinstance(value, str) else value + 1
 
 
-def _after_prefix(prefix: str) -> Optional[str]:
+def _after_prefix(prefix: str) -> str | None:
     """The smallest string larger than all with this prefix; None if there is none."""
     rest = prefix.rstrip(_LAST_CHARACTER)
     if not rest:

@@ -27,9 +27,10 @@ from __future__ import annotations
 import mmap
 import sys
 from array import array
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from struct import Struct, pack, unpack_from
-from typing import BinaryIO, Iterator, List, Optional, Sequence, Tuple, Union
+from typing import BinaryIO
 
 import google_crc32c
 
@@ -50,8 +51,8 @@ MAX_COUNT = 0xFFFFFFFF  # limit of the count in a header
 QOS_MASK = 3
 RETAIN_FLAG = 4
 
-Buffer = Union[bytes, memoryview, mmap.mmap]
-Span = Tuple[int, int]  # position and length in the decoded buffer, in bytes
+Buffer = bytes | memoryview | mmap.mmap
+Span = tuple[int, int]  # position and length in the decoded buffer, in bytes
 
 
 class SegmentError(ValueError):
@@ -134,11 +135,11 @@ class Columns:
 _PADDING = tuple(bytes(-length % 8) for length in range(8))
 
 
-def _offsets(values: Sequence[bytes]) -> List[int]:
+def _offsets(values: Sequence[bytes]) -> list[int]:
     return list(accumulate(map(len, values), initial=0))
 
 
-def _text_column(values: Sequence[str]) -> Tuple[List[int], bytes]:
+def _text_column(values: Sequence[str]) -> tuple[list[int], bytes]:
     text = "".join(values)
     if text.isascii():
         return list(accumulate(map(len, values), initial=0)), text.encode()
@@ -165,7 +166,7 @@ def encode_batch(records: Sequence[Message], first_offset: int) -> bytes:
     topic_offsets, topics = _text_column([message.topic for message in records])
     client_offsets, clients = _text_column([message.publisher for message in records])
     integers = f"<{count + 1}i"
-    blocks: Tuple[bytes, ...] = (
+    blocks: tuple[bytes, ...] = (
         pack(f"<{count}q", *[message.timestamp for message in records]),
         bytes([each.qos | RETAIN_FLAG if each.retain else each.qos for each in records]),
         pack(integers, *topic_offsets),
@@ -177,7 +178,7 @@ def encode_batch(records: Sequence[Message], first_offset: int) -> bytes:
         pack(integers, *properties_offsets),
         b"".join(properties),
     )
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     for block in blocks:
         parts.append(block)
         parts.append(_PADDING[len(block) & 7])
@@ -189,14 +190,14 @@ def encode_batch(records: Sequence[Message], first_offset: int) -> bytes:
     return HEADER.pack(MAGIC, len(body), crc, count, first_offset, FORMAT_VERSION, 0) + body
 
 
-def encode_rows(first_offset: int, timestamps: bytes, flags: bytes, columns: Sequence[Tuple["array[int]", bytes]]) -> bytes:
+def encode_rows(first_offset: int, timestamps: bytes, flags: bytes, columns: Sequence[tuple[array[int], bytes]]) -> bytes:
     """One batch of rows that are encoded already: ``timestamps`` and ``flags`` as in the body, and for `topic`, `payload`,
     `client_id` and `properties` the offsets, of which the first may be any, and the bytes between the first and the last.
 
     Raises `BatchTooLarge`.
     """
     count = len(flags)
-    parts: List[bytes] = [timestamps, _PADDING[len(timestamps) & 7], flags, _PADDING[count & 7]]
+    parts: list[bytes] = [timestamps, _PADDING[len(timestamps) & 7], flags, _PADDING[count & 7]]
     for offsets, data in columns:
         base = offsets[0]
         if base:
@@ -214,7 +215,7 @@ def encode_rows(first_offset: int, timestamps: bytes, flags: bytes, columns: Seq
     return HEADER.pack(MAGIC, len(body), crc, count, first_offset, FORMAT_VERSION, 0) + body
 
 
-def encode_batches(records: Sequence[Message], first_offset: int) -> List[bytes]:
+def encode_batches(records: Sequence[Message], first_offset: int) -> list[bytes]:
     """`records` as one batch, or as several if they are too large for one.
 
     Raises `BatchTooLarge` if a single record exceeds the format.
@@ -242,7 +243,7 @@ def encode_lost(first_offset: int, end_offset: int) -> bytes:
 # -- decoding -----------------------------------------------------------------
 
 
-def read_header(data: Buffer, position: int = 0, end: Optional[int] = None) -> Batch:
+def read_header(data: Buffer, position: int = 0, end: int | None = None) -> Batch:
     """The batch whose header is at `position`; its body is not read.
 
     Raises `TornBatch` or `CorruptBatch`.
@@ -261,7 +262,7 @@ def read_header(data: Buffer, position: int = 0, end: Optional[int] = None) -> B
     return Batch(position, body_length, crc, count, first_offset)
 
 
-def read_batch(data: Buffer, position: int = 0, end: Optional[int] = None) -> Batch:
+def read_batch(data: Buffer, position: int = 0, end: int | None = None) -> Batch:
     """The batch at `position`, complete and with a correct checksum.
 
     Raises `TornBatch` or `CorruptBatch`.
@@ -275,7 +276,7 @@ def read_batch(data: Buffer, position: int = 0, end: Optional[int] = None) -> Ba
     return batch
 
 
-def iter_batches(data: Buffer, position: int = 0, end: Optional[int] = None) -> Iterator[Batch]:
+def iter_batches(data: Buffer, position: int = 0, end: int | None = None) -> Iterator[Batch]:
     """The batches from `position` up to `end`, each checked, their offsets without a gap.
 
     Raises `TornBatch` if the data ends inside a batch, `CorruptBatch` on other damage.
@@ -291,7 +292,7 @@ def iter_batches(data: Buffer, position: int = 0, end: Optional[int] = None) -> 
         expected = batch.end_offset
 
 
-def scan_batches(file: BinaryIO, position: int, end: int, first_offset: int) -> Iterator[Tuple[int, Batch, bytes]]:
+def scan_batches(file: BinaryIO, position: int, end: int, first_offset: int) -> Iterator[tuple[int, Batch, bytes]]:
     """The batches of an open file as (position in the file, batch, its bytes).
 
     ``batch.position`` is 0, relative to the bytes.  Starts at `position` with the record `first_offset`, stops at
@@ -325,7 +326,7 @@ def decode_columns(data: Buffer, batch: Batch) -> Columns:
     count = batch.count
     position = batch.position + HEADER_BYTES
     end = batch.end
-    spans: List[Span] = []
+    spans: list[Span] = []
     for width in (8, 1):
         spans.append((position, count * width))
         position += (count * width + 7) & -8
@@ -346,24 +347,24 @@ def decode_columns(data: Buffer, batch: Batch) -> Columns:
     return Columns(count, spans)
 
 
-def _native(typecode: str, data: Buffer, span: Span) -> "array[int]":
+def _native(typecode: str, data: Buffer, span: Span) -> array[int]:
     values = array(typecode, bytes(data[span[0] : span[0] + span[1]]))
     if sys.byteorder == "big":
         values.byteswap()
     return values
 
 
-def timestamps(data: Buffer, batch: Batch) -> "array[int]":
+def timestamps(data: Buffer, batch: Batch) -> array[int]:
     """The receipt times of a checked batch, in microseconds since the Unix epoch; empty if the batch is lost."""
     size = 0 if batch.lost else batch.count * 8
     return _native("q", data, (batch.position + HEADER_BYTES, size))
 
 
-def decode_messages(data: Buffer, batch: Batch) -> List[Message]:
+def decode_messages(data: Buffer, batch: Batch) -> list[Message]:
     """The records of a checked batch.  A stream does not store the message expiry.  Raises `CorruptBatch`."""
     columns = decode_columns(data, batch)
     flags = bytes(data[columns.flags[0] : columns.flags[0] + columns.flags[1]])
-    fields: List[List[bytes]] = []
+    fields: list[list[bytes]] = []
     for offsets_span, (start, _length) in (
         (columns.topic_offsets, columns.topic),
         (columns.payload_offsets, columns.payload),

@@ -8,8 +8,9 @@ unsealed segment, if pyarrow is installed.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader, repair_index
 from bridge_spark.log.check import FileSpan, describe, read_file, survey
@@ -26,17 +27,17 @@ class Repaired(NamedTuple):
     """The partition's end offset, and one line for each change."""
 
     end: int
-    lines: List[str]
+    lines: list[str]
 
 
-def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str) -> Repaired:
+def repair_partition(directory: Path, end: int | None, least: int, stamp: str) -> Repaired:
     """Repair the files of a partition up to the offset `end`, which is the one in the database.
 
     If `end` is None or below the high watermark, the end is the largest of: the end of all undamaged batches, the
     high watermark, and `least`.  No broker may have the files open.  Raises `OSError`.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    lines: List[str] = []
+    lines: list[str] = []
     try:
         watermark = read_watermark(directory)
     except SegmentError as error:
@@ -74,7 +75,7 @@ def repair_partition(directory: Path, end: Optional[int], least: int, stamp: str
     return Repaired(stop, lines)
 
 
-def _without_archived_damage(directory: Path, firsts: List[int], end: Optional[int], stamp: str, lines: List[str]) -> Tuple[List[int], int]:
+def _without_archived_damage(directory: Path, firsts: list[int], end: int | None, stamp: str, lines: list[str]) -> tuple[list[int], int]:
     """The segments after the last one that is damaged, or followed by a gap, and is in the archive; the first offset.
 
     Readers find the offsets before it in the archive.
@@ -113,7 +114,7 @@ def _is_archived(directory: Path, first: int, end: int) -> bool:
     return reached >= end
 
 
-def append_missing(directory: Path, records: List[Tuple[int, List[Message]]], stamp: str) -> List[str]:
+def append_missing(directory: Path, records: list[tuple[int, list[Message]]], stamp: str) -> list[str]:
     """Write the records that a partition has not: ``records`` have a first offset each, in their order.
 
     They go into new segments, between and behind the undamaged batches that are there.  No broker may have the files
@@ -124,7 +125,7 @@ def append_missing(directory: Path, records: List[Tuple[int, List[Message]]], st
         start = read_watermark(directory).log_start_offset
     except SegmentError:
         start = 0
-    lines: List[str] = []
+    lines: list[str] = []
     end = start
     for boundary in [*(first for first in segment_offsets(directory) if first >= start), None]:
         for first, messages in _runs(records, end, boundary):
@@ -138,9 +139,9 @@ def append_missing(directory: Path, records: List[Tuple[int, List[Message]]], st
     return lines
 
 
-def _runs(records: List[Tuple[int, List[Message]]], start: int, end: Optional[int]) -> Iterator[Tuple[int, List[Message]]]:
+def _runs(records: list[tuple[int, list[Message]]], start: int, end: int | None) -> Iterator[tuple[int, list[Message]]]:
     """The records from an offset up to another, each time as many as follow each other."""
-    found: List[Message] = []
+    found: list[Message] = []
     first = start
     for offset, messages in records:
         until = offset + len(messages) if end is None else min(offset + len(messages), end)
@@ -178,7 +179,7 @@ def _undamaged_end(directory: Path, first: int) -> int:
     return spans[-1].end_offset if spans else first
 
 
-def _write_lost(directory: Path, first: int, end: int, lines: List[str]) -> int:
+def _write_lost(directory: Path, first: int, end: int, lines: list[str]) -> int:
     """Write a segment of lost batches for these offsets; return its size."""
     data = encode_lost(first, end)
     _write(directory / segment_file_name(first), data)
@@ -186,7 +187,7 @@ def _write_lost(directory: Path, first: int, end: int, lines: List[str]) -> int:
     return len(data)
 
 
-def _check_sealed(directory: Path, first: int, limit: Optional[int], stamp: str, lines: List[str]) -> Optional[int]:
+def _check_sealed(directory: Path, first: int, limit: int | None, stamp: str, lines: list[str]) -> int | None:
     """The end offset of the sealed segment, or None if there is none or it is damaged.
 
     A damaged one is put aside, and its readable rows become an unsealed segment, which may need repair itself.
@@ -224,14 +225,14 @@ def _repair_segment(
     directory: Path,
     first: int,
     data: bytes,
-    spans: List[FileSpan],
+    spans: list[FileSpan],
     stop: int,
     stamp: str,
-    lines: List[str],
+    lines: list[str],
 ) -> int:
     """Rewrite a segment if it is damaged or ends before `stop`; return its size."""
     name = segment_file_name(first)
-    parts: List[bytes] = []
+    parts: list[bytes] = []
     reached = first
     for span in spans:
         if span.reason:

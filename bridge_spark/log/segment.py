@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 from bisect import bisect_right
+from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import List, NamedTuple, Optional, Sequence, Tuple
+from typing import NamedTuple
 
 from bridge_spark.log.record_batch import SegmentError, scan_batches, timestamps
 from bridge_spark.log.sealed.footer import load_footer, search_sealed_file
@@ -57,7 +58,7 @@ def empty_segment(first_offset: int) -> Segment:
     return Segment(first_offset, first_offset, 0, 0, 0, 0, 0)
 
 
-def append_batch(segment: Segment, first_offset: int, count: int, size: int, times: Sequence[int]) -> Tuple[Segment, Optional[IndexEntry]]:
+def append_batch(segment: Segment, first_offset: int, count: int, size: int, times: Sequence[int]) -> tuple[Segment, IndexEntry | None]:
     """The segment after appending a batch of `count` records and `size` bytes, and the batch's index entry, if any."""
     empty = segment.size == 0
     first = times[0] if empty else segment.first_timestamp
@@ -77,7 +78,7 @@ def append_batch(segment: Segment, first_offset: int, count: int, size: int, tim
     return longer, entry
 
 
-def recover_segment(path: Path, first_offset: int, end_offset: Optional[int], thorough: bool) -> Segment:
+def recover_segment(path: Path, first_offset: int, end_offset: int | None, thorough: bool) -> Segment:
     """The extent of a segment file up to `end_offset`, or up to the first damaged batch; rebuilds its index if needed.
 
     Unless `thorough`, batches covered by the index are not checked; readers check each batch.
@@ -163,7 +164,7 @@ def receipt_time(path: Path, size: int, first_offset: int, offset: int) -> int:
     raise SegmentError(size, f"offset {offset} is not there")
 
 
-def _index_entries(path: Path, size: int) -> List[IndexEntry]:
+def _index_entries(path: Path, size: int) -> list[IndexEntry]:
     """The index entries of the first `size` bytes of a segment.  Raises `OSError`."""
     return [entry for entry in decode_index(path.with_suffix(INDEX_SUFFIX).read_bytes()) if entry.position < size]
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path
-from typing import List, Optional, Tuple
 
 SEGMENT_SUFFIX = ".seg"
 INDEX_SUFFIX = ".idx"
@@ -54,13 +53,13 @@ def archived_file_name(first_offset: int, end_offset: int) -> str:
     return f"{first_offset:020d}-{end_offset:020d}{SEALED_SUFFIX}"
 
 
-def archived_offsets(file: str) -> Optional[Tuple[int, int]]:
+def archived_offsets(file: str) -> tuple[int, int] | None:
     """First and end offset of the archived segment with this file name; None if it is none."""
     match = _ARCHIVED_FILE.fullmatch(file)
     return None if match is None else (int(match[1]), int(match[2]))
 
 
-def first_offset_of(file: str) -> Optional[int]:
+def first_offset_of(file: str) -> int | None:
     """The first offset of the segment, sealed or not, with this file name; None if the file is no segment."""
     match = _SEGMENT_FILE.fullmatch(file)
     return None if match is None else int(match[1])
@@ -71,6 +70,6 @@ def is_sealed(file: str) -> bool:
     return file.endswith(SEALED_SUFFIX)
 
 
-def segment_offsets(directory: Path) -> List[int]:
+def segment_offsets(directory: Path) -> list[int]:
     """The first offsets of the segments in a partition's directory, sealed or not, ascending."""
     return sorted({first for name in os.listdir(directory) if (first := first_offset_of(name)) is not None})

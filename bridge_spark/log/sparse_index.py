@@ -6,9 +6,10 @@ The index file is never synced. Readers check every entry against the batches.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from struct import Struct
-from typing import Callable, List, NamedTuple, Optional
+from typing import NamedTuple
 
 INDEX_ENTRY = Struct("<QQq")
 INDEX_INTERVAL = 64 * 1024
@@ -26,9 +27,9 @@ class IndexEntry(NamedTuple):
     timestamp: int
 
 
-def decode_index(data: bytes) -> List[IndexEntry]:
+def decode_index(data: bytes) -> list[IndexEntry]:
     """The entries before the first invalid one."""
-    entries: List[IndexEntry] = []
+    entries: list[IndexEntry] = []
     whole = len(data) - len(data) % INDEX_ENTRY.size
     for values in INDEX_ENTRY.iter_unpack(data[:whole]):
         entry = IndexEntry(*values)
@@ -42,7 +43,7 @@ def decode_index(data: bytes) -> List[IndexEntry]:
     return entries
 
 
-def last_entry(path: Path, count: int, is_before: Callable[[IndexEntry], bool]) -> Optional[IndexEntry]:
+def last_entry(path: Path, count: int, is_before: Callable[[IndexEntry], bool]) -> IndexEntry | None:
     """The last entry of an index file that satisfies `is_before`, among the first `count`; None if none does.
 
     `is_before` must hold for all entries up to some entry, and for none after it. Reads O(log n) entries; the caller
@@ -51,7 +52,7 @@ def last_entry(path: Path, count: int, is_before: Callable[[IndexEntry], bool]) 
     with open(path, "rb", buffering=0) as file:
         descriptor = file.fileno()
         low, high = 0, min(os.fstat(descriptor).st_size // INDEX_ENTRY.size, count)
-        found: Optional[IndexEntry] = None
+        found: IndexEntry | None = None
         while low < high:
             middle = (low + high) // 2
             data = os.pread(descriptor, INDEX_ENTRY.size, middle * INDEX_ENTRY.size)

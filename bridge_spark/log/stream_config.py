@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
-from typing import Any, Mapping, Optional, Sequence
+from typing import Any
 
 from bridge_spark.log.archive.location import parse_location
 
@@ -47,15 +48,15 @@ class StreamConfig:
         filters: Sequence[str],
         partitions: int = 1,
         key: str = "topic",
-        retention_age: Optional[float] = None,
-        retention_bytes: Optional[int] = None,
+        retention_age: float | None = None,
+        retention_bytes: int | None = None,
         segment_bytes: int = 64 * 1024 * 1024,
         segment_age: float = 3600.0,
         seal: bool = False,
-        archive: Optional[str] = None,
-        archive_retention_age: Optional[float] = None,
-        archive_retention_bytes: Optional[int] = None,
-        definition: Optional[Mapping[str, Any]] = None,
+        archive: str | None = None,
+        archive_retention_age: float | None = None,
+        archive_retention_bytes: int | None = None,
+        definition: Mapping[str, Any] | None = None,
         compact: bool = False,
         compact_tombstones: float = 86400.0,
         compact_dirty_percent: int = 50,

@@ -10,8 +10,9 @@ import json
 import logging
 import os
 import shutil
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Any
 
 from bridge_spark.log.files import replace_file, sync_directory, write_all
 from bridge_spark.log.high_watermark import WATERMARK_BYTES, WATERMARK_FILE, Watermark, encode_watermark, published_end
@@ -25,14 +26,14 @@ CONSUMERS_DIRECTORY = "consumers"
 logger = logging.getLogger(__name__)
 
 
-def read_description(directory: Path) -> Optional[Dict[str, Any]]:
+def read_description(directory: Path) -> dict[str, Any] | None:
     """The description of the stream in `directory`; None if there is none.
 
     Raises `StreamLogDamage`, or `StreamLogError` if a newer program wrote it.
     """
     path = directory / DESCRIPTION_FILE
     try:
-        known: Dict[str, Any] = json.loads(path.read_bytes())
+        known: dict[str, Any] = json.loads(path.read_bytes())
         version, _ = known["format_version"], known["partitions"]
     except FileNotFoundError:
         return None
@@ -57,13 +58,13 @@ def write_description(directory: Path, description: Mapping[str, Any]) -> None:
     (directory / DELETED_FILE).unlink(missing_ok=True)
 
 
-def created_streams(streams: Path, configured: Collection[str] = ()) -> Dict[str, Dict[str, Any]]:
+def created_streams(streams: Path, configured: Collection[str] = ()) -> dict[str, dict[str, Any]]:
     """The definitions of the streams that were created at run time, by name.
 
     Raises `StreamLogDamage` for a damaged description: its stream could be one of them, and would miss messages. That
     of a stream in `configured` is made anew.
     """
-    found: Dict[str, Dict[str, Any]] = {}
+    found: dict[str, dict[str, Any]] = {}
     for name in _names(streams):
         try:
             description = read_description(streams / name)
@@ -76,14 +77,14 @@ def created_streams(streams: Path, configured: Collection[str] = ()) -> Dict[str
     return found
 
 
-def deleted_streams(streams: Path) -> List[str]:
+def deleted_streams(streams: Path) -> list[str]:
     """The names of the streams that were deleted, and not created again."""
     return [
         name for name in _names(streams) if (streams / name / DELETED_FILE).exists() and not (streams / name / DESCRIPTION_FILE).exists()
     ]
 
 
-def _names(streams: Path) -> List[str]:
+def _names(streams: Path) -> list[str]:
     return sorted(entry.name for entry in os.scandir(streams) if entry.is_dir()) if streams.is_dir() else []
 
 
@@ -107,7 +108,7 @@ def end_partition(directory: Path, end: int) -> None:
         os.close(fd)
 
 
-def remove_files(directory: Path, ends: Sequence[Tuple[int, int]]) -> None:
+def remove_files(directory: Path, ends: Sequence[tuple[int, int]]) -> None:
     """Remove the files of a deleted stream: the segments before the end of each partition, given as (number, end).
 
     Segments that the stream gets once it is created again stay.
@@ -120,7 +121,7 @@ def remove_files(directory: Path, ends: Sequence[Tuple[int, int]]) -> None:
                 (partition / name).unlink(missing_ok=True)
 
 
-def finish_deletions(streams: Path, ends: Mapping[Tuple[str, int], int]) -> None:
+def finish_deletions(streams: Path, ends: Mapping[tuple[str, int], int]) -> None:
     """Do what a crash left of deletions; `ends` are the offsets of the store.  Raises `OSError`."""
     for name in deleted_streams(streams):
         finish_deletion(streams / name, {key[1]: end for key, end in ends.items() if key[0] == name})

@@ -15,19 +15,20 @@ import threading
 import time
 import uuid
 from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Callable, Deque, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, NamedTuple
 
 from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.archive.lookups import ArchiveLookups
 from bridge_spark.log.backup import backup_in_progress
 from bridge_spark.log.files import sync_directory
-from bridge_spark.log.incarnation import Incarnation, make_incarnation, renew_incarnation
 from bridge_spark.log.high_watermark import published_end
+from bridge_spark.log.incarnation import Incarnation, make_incarnation, renew_incarnation
 from bridge_spark.log.partition import End, Partition, PartitionView
 from bridge_spark.log.segment import Segment, search_segment
 from bridge_spark.log.segment_names import INDEX_SUFFIX
@@ -59,7 +60,7 @@ __all__ = ["StreamConfig", "StreamLogDamage", "StreamLogError", "StreamLogs", "p
 RETENTION_INTERVAL = 1.0  # seconds between two retention checks
 UNSEALED_STAYS = 5.0  # seconds a segment file stays beside its sealed file, for readers that are listing the directory
 
-Key = Tuple[str, int]  # stream and partition
+Key = tuple[str, int]  # stream and partition
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class StreamLogs:
 
     def __init__(
         self,
-        directory: Union[str, Path],
+        directory: str | Path,
         streams: Sequence[StreamConfig],
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -92,15 +93,15 @@ class StreamLogs:
         if len(self._streams) != len(streams):
             raise ValueError("two streams have the same name")
         self._clock = clock
-        self._partitions: Dict[Key, Partition] = {}
+        self._partitions: dict[Key, Partition] = {}
         for config in streams:
             for number in range(config.partitions):
                 path = self.directory / config.name / str(number)
                 self._partitions[config.name, number] = Partition(config, number, path)
-        self._touched: Dict[Key, Partition] = {}
+        self._touched: dict[Key, Partition] = {}
         self._next_retention = 0.0
-        self._sealed: Deque[Tuple[Key, Segment]] = deque()
-        self._removable: Deque[Tuple[float, Key, Segment]] = deque()  # when which former file may be removed
+        self._sealed: deque[tuple[Key, Segment]] = deque()
+        self._removable: deque[tuple[float, Key, Segment]] = deque()  # when which former file may be removed
         self.segment_closed = threading.Event()  # set when `unsealed` may have new segments
         self.sealed_segments = 0  # since the start
         self.sealed_bytes_saved = 0
@@ -109,14 +110,14 @@ class StreamLogs:
         self.compaction_failures = 0
         self.segment_sealed = threading.Event()  # set when `next_to_archive` may have a new segment
         self.archive_failures = 0
-        self._archives: Dict[str, Tuple[str, str]] = {}  # location and owner, by stream
-        self._incarnations: Dict[str, Incarnation] = {}
-        self._stored_filters: Dict[str, List[str]] = {}
+        self._archives: dict[str, tuple[str, str]] = {}  # location and owner, by stream
+        self._incarnations: dict[str, Incarnation] = {}
+        self._stored_filters: dict[str, list[str]] = {}
         self._lookups = ArchiveLookups()
 
     # -- the writer thread ----------------------------------------------------
 
-    def recover(self, ends: Optional[Mapping[Key, int]], logged: Mapping[Key, int] = {}) -> Dict[Key, int]:
+    def recover(self, ends: Mapping[Key, int] | None, logged: Mapping[Key, int] = {}) -> dict[Key, int]:
         """Create or open every stream, cut back to the end offsets of the store; return the ends of what is there.
 
         A partition without an end offset is cut back to its high watermark.  If `ends` is None, for a broker without a
@@ -126,8 +127,8 @@ class StreamLogs:
         finish_deletions(self.directory, ends or {})
         for config in self._streams.values():
             self._write_description(config)
-        found: Dict[Key, int] = {}
-        shortened: Set[str] = set()  # streams whose next records get offsets that readers have seen
+        found: dict[Key, int] = {}
+        shortened: set[str] = set()  # streams whose next records get offsets that readers have seen
         for key, partition in self._partitions.items():
             partition.close()
             published = published_end(partition.directory)
@@ -147,7 +148,7 @@ class StreamLogs:
     def _write_description(self, config: StreamConfig) -> None:
         directory = self.directory / config.name
         known = read_description(directory)
-        description: Dict[str, Any] = {
+        description: dict[str, Any] = {
             "name": config.name,
             "partitions": config.partitions,
             "filters": config.filters,
@@ -155,7 +156,7 @@ class StreamLogs:
             "format_version": FORMAT_WITHOUT_ARCHIVE,
         }
         location, owner = "" if config.archive is None else str(config.archive), ""
-        past: List[str] = []
+        past: list[str] = []
         if known is not None:
             owner = known.get("archive_owner", "")
             # Without the setting, the archive is no longer written, but still read.
@@ -178,14 +179,14 @@ class StreamLogs:
         self._incarnations = {**self._incarnations, config.name: make_incarnation(directory)}
         self._stored_filters = {**self._stored_filters, config.name: [*config.filters, *past]}
 
-    def append(self, records: Mapping[Key, Sequence[Message]]) -> Dict[Key, End]:
+    def append(self, records: Mapping[Key, Sequence[Message]]) -> dict[Key, End]:
         """Write records, not yet durable; return the new end of each partition.
 
         Raises `OSError`, `StreamLogError` for a partition that is not configured, or `ValueError` for a record that
         exceeds the format; the caller must then call `rollback`.
         """
         now = self._clock()
-        ends: Dict[Key, End] = {}
+        ends: dict[Key, End] = {}
         for key, messages in records.items():
             partition = self._partitions.get(key)
             if partition is None:
@@ -206,7 +207,7 @@ class StreamLogs:
         """
         touched = self._touched
         self._touched = {}
-        failures: List[OSError] = []
+        failures: list[OSError] = []
         for partition in touched.values():
             try:
                 partition.rollback()
@@ -286,7 +287,7 @@ class StreamLogs:
                 excess -= oldest.closed[0].size
                 oldest.drop(1)
 
-    def add(self, config: StreamConfig) -> Dict[Key, int]:
+    def add(self, config: StreamConfig) -> dict[Key, int]:
         """Create a stream, and return the ends of its partitions.
 
         They continue after those of a deleted stream of that name.  Raises `StreamLogError` if the name is taken, or
@@ -297,8 +298,8 @@ class StreamLogs:
             raise StreamLogError(f"there is a stream {config.name!r} already")
         if (directory / DESCRIPTION_FILE).exists():
             raise StreamLogError(f"{directory} has records of a stream that is not configured any more: choose another name")
-        partitions: Dict[Key, Partition] = {}
-        found: Dict[Key, int] = {}
+        partitions: dict[Key, Partition] = {}
+        found: dict[Key, int] = {}
         try:
             if (directory / DELETED_FILE).exists():
                 finish_deletion(directory, {})
@@ -343,7 +344,7 @@ class StreamLogs:
         self._partitions = {key: partition for key, partition in self._partitions.items() if key[0] != name}
         self._streams = {other: config for other, config in self._streams.items() if other != name}
         reached = []
-        failures: List[OSError] = []
+        failures: list[OSError] = []
         for key, partition in zip(keys, partitions):
             self._touched.pop(key, None)
             partition.close()
@@ -371,7 +372,7 @@ class StreamLogs:
         """Seconds since the Unix epoch."""
         return self._clock()
 
-    def streams(self) -> List[str]:
+    def streams(self) -> list[str]:
         """The names of the streams, sorted."""
         return sorted(self._streams)
 
@@ -379,7 +380,7 @@ class StreamLogs:
         """The configuration of a stream.  Raises `KeyError` for an unknown stream."""
         return self._streams[name]
 
-    def configs(self) -> List[StreamConfig]:
+    def configs(self) -> list[StreamConfig]:
         """The configurations of all streams."""
         return list(self._streams.values())
 
@@ -390,7 +391,7 @@ class StreamLogs:
         """
         return self._stored_filters.get(name, ()) if name in self._streams else ()
 
-    def manifest(self, name: str) -> Dict[str, Any]:
+    def manifest(self, name: str) -> dict[str, Any]:
         """The committed segments of a stream (see `PartitionView.describe`).
 
         Raises `KeyError` for an unknown stream.
@@ -418,14 +419,14 @@ class StreamLogs:
         numbers = range(self._streams[name].partitions)
         return sum(self._partitions[name, number].view.high_watermark for number in numbers)
 
-    def archived(self, name: str, partition: int, start: int, end: int, limit: int) -> List[ArchivedSegment]:
+    def archived(self, name: str, partition: int, start: int, end: int, limit: int) -> list[ArchivedSegment]:
         """The archived segments with offsets from `start` up to `end`, in order.
 
         Raises `KeyError` for an unknown partition, `SegmentError` if the archive's index is damaged, and `OSError`.
         """
         return self._partitions[name, partition].archive.between(start, end, limit)
 
-    def committed_file(self, name: str, partition: int, file: str) -> Tuple[Path, int]:
+    def committed_file(self, name: str, partition: int, file: str) -> tuple[Path, int]:
         """The path of a segment or index file and the number of its committed bytes.
 
         Raises `KeyError` if the file is not in the manifest.
@@ -464,7 +465,7 @@ class StreamLogs:
                 if found.view is view:
                     raise
 
-    def archiving(self) -> List[StreamConfig]:
+    def archiving(self) -> list[StreamConfig]:
         """The streams with an archive to write to."""
         return [config for config in self._streams.values() if config.archive is not None]
 
@@ -495,7 +496,7 @@ class StreamLogs:
         """Whether any stream is configured to be sealed."""
         return any(config.seal for config in self._streams.values())
 
-    def unsealed(self) -> Iterator[Tuple[Key, Path, Segment]]:
+    def unsealed(self) -> Iterator[tuple[Key, Path, Segment]]:
         """The closed segments that need sealing, with their partition's directory; per partition the oldest first."""
         for key, partition in self._partitions.items():
             if partition.config.seal:
@@ -503,7 +504,7 @@ class StreamLogs:
                     if not segment.sealed:
                         yield key, partition.directory, segment
 
-    def compactable(self) -> Iterator[Tuple[Key, Partition, List[Segment]]]:
+    def compactable(self) -> Iterator[tuple[Key, Partition, list[Segment]]]:
         """The sealed segments of each partition that is to be compacted: all from its first one on, without a gap."""
         for key, partition in self._partitions.items():
             if partition.config.compact:
@@ -517,7 +518,7 @@ class StreamLogs:
         self._sealed.append((key, segment))
 
 
-def _remove(directory: Path, ends: Sequence[Tuple[int, int]]) -> None:
+def _remove(directory: Path, ends: Sequence[tuple[int, int]]) -> None:
     try:
         remove_files(directory, ends)
     except OSError as error:

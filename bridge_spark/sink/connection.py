@@ -6,7 +6,6 @@ import os
 import select
 import socket
 import ssl
-from typing import Optional
 
 from bridge_spark.sink import packets
 from bridge_spark.sink.errors import SinkError
@@ -30,7 +29,7 @@ class Connection:
     def __init__(self, options: SinkOptions, client_id: str) -> None:
         self._options = options
         self._client_id = client_id
-        self._socket: Optional[socket.socket] = None
+        self._socket: socket.socket | None = None
         self._data = b""
         self.capabilities = Capabilities()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional
 from urllib.parse import urlsplit
 
 from bridge_spark.sink.errors import SinkError
@@ -77,18 +76,18 @@ class SinkOptions:
     host: str
     port: int
     secure: bool = False
-    user: Optional[str] = None
-    password: Optional[bytes] = None
-    ca_file: Optional[str] = None
-    cert_file: Optional[str] = None
-    key_file: Optional[str] = None
+    user: str | None = None
+    password: bytes | None = None
+    ca_file: str | None = None
+    cert_file: str | None = None
+    key_file: str | None = None
     version: int = 5
     client_id_prefix: str = "spark"
-    topic: Optional[str] = None
+    topic: str | None = None
     qos: int = 1
     retain: bool = False
     deduplicate: bool = True
-    producer_id: Optional[str] = None
+    producer_id: str | None = None
     sort_rows: bool = False
     max_in_flight: int = MAX_IN_FLIGHT
     delivery_timeout: float = 120.0
@@ -176,7 +175,7 @@ def _address(given: dict[str, str]) -> tuple[str, int, bool]:
     return parts.hostname, port or (8883 if secure else 1883), secure
 
 
-def _login(given: dict[str, str], version: int) -> tuple[Optional[str], Optional[bytes]]:
+def _login(given: dict[str, str], version: int) -> tuple[str | None, bytes | None]:
     """User name and password; a token is sent as the password."""
     secrets = [name for name in ("password", "passwordFile", "token", "tokenFile") if name in given]
     if len(secrets) > 1:
@@ -211,7 +210,7 @@ def _deduplicate(given: dict[str, str], version: int) -> bool:
     return False
 
 
-def _topic(given: dict[str, str]) -> Optional[str]:
+def _topic(given: dict[str, str]) -> str | None:
     topic = given.get("topic")
     if topic is not None and not is_valid_topic(topic):
         raise OptionError("topic", f"{topic[:100]!r} is not a topic name that can be published to")
@@ -225,7 +224,7 @@ def _number(given: dict[str, str], name: str, default: int, least: int, most: in
     return value
 
 
-def _text(given: dict[str, str], name: str, most: int) -> Optional[str]:
+def _text(given: dict[str, str], name: str, most: int) -> str | None:
     text = given.get(name)
     if text is not None and (not text or len(text.encode()) > most or not text.isprintable()):
         raise OptionError(name, f"{text[:100]!r} is not a text of 1 to {most} bytes without control characters")

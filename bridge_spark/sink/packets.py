@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from sessions.reason_names import REASON_NAMES
 
@@ -72,7 +72,7 @@ def field(value: bytes) -> bytes:
     return len(value).to_bytes(2, "big") + value
 
 
-def connect(version: int, client_id: str, user: Optional[str], password: Optional[bytes], keep_alive: int) -> bytes:
+def connect(version: int, client_id: str, user: str | None, password: bytes | None, keep_alive: int) -> bytes:
     """A CONNECT with clean start."""
     flags = 2 | (0x80 if user is not None else 0) | (0x40 if password is not None else 0)
     body = field(b"MQTT") + bytes((version, flags)) + keep_alive.to_bytes(2, "big")
@@ -87,7 +87,7 @@ def acknowledgement(first: int, packet_id: int) -> bytes:
     return bytes((first, 2)) + packet_id.to_bytes(2, "big")
 
 
-def next_packet(data: bytes, position: int) -> Optional[tuple[int, int, int]]:
+def next_packet(data: bytes, position: int) -> tuple[int, int, int] | None:
     """The first byte of the packet at ``position``, and start and end of the rest; None if it is incomplete."""
     length, at, shift = 0, position + 1, 0
     while True:
@@ -104,7 +104,7 @@ def next_packet(data: bytes, position: int) -> Optional[tuple[int, int, int]]:
     return None if at + length > len(data) else (data[position], at, at + length)
 
 
-def read_connack(version: int, body: bytes) -> tuple[Optional[Refusal], Capabilities]:
+def read_connack(version: int, body: bytes) -> tuple[Refusal | None, Capabilities]:
     """The contents of a CONNACK."""
     if len(body) < 2:
         raise BadPacket("a CONNACK that is too short")
@@ -121,7 +121,7 @@ def read_connack(version: int, body: bytes) -> tuple[Optional[Refusal], Capabili
     )
 
 
-def read_acknowledgement(body: bytes) -> tuple[int, Optional[Refusal]]:
+def read_acknowledgement(body: bytes) -> tuple[int, Refusal | None]:
     """The packet id of a PUBACK, PUBREC or PUBCOMP, and the refusal."""
     if len(body) < 2:
         raise BadPacket("an acknowledgement that is too short")

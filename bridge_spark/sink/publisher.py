@@ -10,7 +10,7 @@ import random
 import time
 from collections.abc import Callable, Sequence
 from itertools import islice
-from typing import NoReturn, Optional
+from typing import NoReturn
 
 from bridge_spark.sink import packets
 from bridge_spark.sink.connection import Connection, Lost
@@ -54,7 +54,7 @@ class Publisher:
         self._why_refused = ""
         self._packet_id = 0
         self._unconfirmed = False  # QoS 0 packets were sent since the last PINGRESP
-        self._failing_since: Optional[float] = None
+        self._failing_since: float | None = None
         self._attempts = 0
 
     # -- publishing -------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional, Union
+from typing import Any, NamedTuple, NoReturn
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql.types import (
@@ -148,7 +148,7 @@ class RowReader:
     def _refuse(self, column: str, index: int, reason: str) -> NoReturn:
         raise SinkError(f"column '{column}': {reason} (partition {self._partition}, row {self._first_row + index})")
 
-    def _topics(self, column: Optional[pa.Array], count: int) -> Sequence[bytes]:
+    def _topics(self, column: pa.Array | None, count: int) -> Sequence[bytes]:
         if self._options.topic is not None:
             return [field(self._options.topic.encode())] * count
         assert column is not None
@@ -164,7 +164,7 @@ class RowReader:
             known.append(field(topic.encode()))
         return [known[index] for index in indices]
 
-    def _first_bytes(self, qos: Optional[pa.Array], retain: Optional[pa.Array], count: int) -> Sequence[int]:
+    def _first_bytes(self, qos: pa.Array | None, retain: pa.Array | None, count: int) -> Sequence[int]:
         options = self._options
         levels = [options.qos] * count if qos is None else qos.to_pylist()
         flags = [options.retain] * count if retain is None else retain.to_pylist()
@@ -206,7 +206,7 @@ class RowReader:
                     self._refuse(name, index, f"{value[:100]!r} {reason}")
             yield identifier + self._field(name, index, value)
 
-    def _field(self, name: str, index: int, value: Union[str, bytes]) -> bytes:
+    def _field(self, name: str, index: int, value: str | bytes) -> bytes:
         if isinstance(value, str):
             reason = _unusable_text(value)
             if reason is not None:
@@ -217,7 +217,7 @@ class RowReader:
         return field(value)
 
 
-def unusable_topic(topic: str) -> Optional[str]:
+def unusable_topic(topic: str) -> str | None:
     """Why a topic cannot be published to; None if it can."""
     if not topic:
         return "is empty"
@@ -229,7 +229,7 @@ def unusable_topic(topic: str) -> Optional[str]:
     return _unusable_text(topic)
 
 
-def _unusable_text(text: str) -> Optional[str]:
+def _unusable_text(text: str) -> str | None:
     if text.isprintable():
         return None
     found = _REFUSED.search(text)
@@ -249,7 +249,7 @@ def _bytes(column: pa.Array) -> list[bytes]:
 class PacketEncoder:
     """Encodes rows for one protocol version; with a ``producer`` each packet has its number as user property."""
 
-    def __init__(self, version: int, producer: Optional[str]) -> None:
+    def __init__(self, version: int, producer: str | None) -> None:
         self._version = version
         self._numbered = b""
         if producer is not None:

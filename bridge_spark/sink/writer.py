@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark import TaskContext
@@ -85,7 +85,7 @@ def write_partition(options: SinkOptions, producer: str, batches: Iterator[pa.Re
     partition = 0 if context is None else context.partitionId()
     reader = RowReader(options, partition)
     encoder = PacketEncoder(options.version, f"{producer}/{partition}" if options.deduplicate else None)
-    publisher: Optional[Publisher] = None
+    publisher: Publisher | None = None
     written = 0
     try:
         for rows in _sorted(reader, batches) if options.sort_rows else map(reader.read, batches):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from bridge_spark.log.archive.files import ArchiveError, ArchiveFiles, S3Options, open_files
 from bridge_spark.log.archive.index import ArchivedSegment
@@ -16,7 +16,7 @@ from bridge_spark.source.storage import Segment, SegmentGone, StreamError
 class ArchiveOptions:
     """How readers reach the archive: ``location`` None is the one that the broker writes to."""
 
-    location: Optional[str] = None
+    location: str | None = None
     s3: S3Options = S3Options()
 
 
@@ -30,7 +30,7 @@ class ArchiveReader:
             raise StreamError(f"mqtt source: the archive {written_to!r} of the stream {error}") from None
         self._s3 = options.s3
         self._stream = stream
-        self._files: Optional[ArchiveFiles] = None
+        self._files: ArchiveFiles | None = None
 
     def read(self, partition: int, file: str, position: int, length: int) -> bytes:
         """Exactly ``length`` bytes; raises `SegmentGone` or `StreamError`."""

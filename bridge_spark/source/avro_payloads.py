@@ -27,7 +27,7 @@ import io
 from collections.abc import Callable
 from decimal import Context, Decimal
 from functools import partial
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -49,7 +49,7 @@ _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31
 _DAY = 86_400_000_000
 _DECIMALS = Context(prec=100)
 
-_Convert = Optional[Callable[[Any], Any]]
+_Convert = Callable[[Any], Any] | None
 """Converts a value of fastavro to one of Arrow; None if they are the same."""
 
 
@@ -63,7 +63,7 @@ class AvroParser(RowParser):
     def __init__(self, type: pa.StructType, schemas: AvroSchemas) -> None:
         self.type = type
         self._schemas = schemas
-        self._alone: Optional[_Reader] = None
+        self._alone: _Reader | None = None
         self._by_id: dict[int, _Reader] = {}
         self._unusable: dict[int, str] = {}
         if schemas.by_id is None:
@@ -153,7 +153,7 @@ class _Plan:
     def reader(self) -> _Reader:
         return _Reader(self._schema, self._convert)
 
-    def _field(self, schema: Any, field: Optional[pa.Field], where: str) -> tuple[Any, _Convert]:
+    def _field(self, schema: Any, field: pa.Field | None, where: str) -> tuple[Any, _Convert]:
         """The schema for fastavro and the conversion for ``field``; None: the value is not used."""
         self._depth += 1
         self._count += 1
@@ -173,7 +173,7 @@ class _Plan:
         self._depth -= 1
         return found
 
-    def _type(self, schema: Any, field: Optional[pa.Field], where: str) -> tuple[Any, _Convert]:
+    def _type(self, schema: Any, field: pa.Field | None, where: str) -> tuple[Any, _Convert]:
         if isinstance(schema, list):
             return self._union(schema, field, where)
         kind = None if field is None else field.type
@@ -237,7 +237,7 @@ class _Plan:
         record["fields"] = fields
         return record, _of_fields(steps) if steps else None
 
-    def _union(self, schema: list[Any], field: Optional[pa.Field], where: str) -> tuple[Any, _Convert]:
+    def _union(self, schema: list[Any], field: pa.Field | None, where: str) -> tuple[Any, _Convert]:
         branches = [branch for branch in schema if _is_not_null(branch)]
         kind = None if field is None else field.type
         if not branches:
@@ -343,7 +343,7 @@ def _scalar(schema: Any, kind: Any, where: str) -> _Convert:
     return _int(where) if name == "int" else None
 
 
-def _required(convert: _Convert, field: Optional[pa.Field], schema: Any, where: str) -> _Convert:
+def _required(convert: _Convert, field: pa.Field | None, schema: Any, where: str) -> _Convert:
     """``convert`` with a check for NULL where the schema allows it and ``field`` does not."""
     if field is None or field.nullable or not (schema == "null" or (isinstance(schema, list) and "null" in schema)):
         return convert

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from bridge_spark.source.schema_files import UnusableSchema, files_by_id, read_schema
 
@@ -20,7 +20,7 @@ class AvroSchemas:
 
     place: str
     alone: Any = None
-    by_id: Optional[Mapping[int, Any]] = None
+    by_id: Mapping[int, Any] | None = None
 
     def field_names(self) -> frozenset[str]:
         """The names of all fields of the records."""

@@ -15,9 +15,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Callable
 
 DIRECTORY = "consumers"
 SUFFIX = ".json"

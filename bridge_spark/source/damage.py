@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -52,7 +51,7 @@ def skip_damage(storage: Storage, part: Slice, rows_of: Callable[[Slice], Iterat
                 waiting.insert(0, rest_of_slice)
 
 
-def _after_damage(storage: Storage, damage: CorruptSegment) -> Optional[Slice]:
+def _after_damage(storage: Storage, damage: CorruptSegment) -> Slice | None:
     """The rest of the slice after the damage; None if nothing is left."""
     part = damage.part
     if is_sealed(part.file):

@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.high_watermark import Watermark, decode_watermark
@@ -46,7 +46,7 @@ class DirectoryStorage:
         self._stream = stream
         self._reporter = Reporter(self._write_report)
         self._archive_options = archive
-        self._archive: Optional[ArchiveReader] = None
+        self._archive: ArchiveReader | None = None
 
     def manifest(self) -> Manifest:
         directory, description = self._directory(), self._description()
@@ -73,7 +73,7 @@ class DirectoryStorage:
         index = self._archive_index(partition)
         return _lookup(index, lambda: [segment_of(each) for each in index.between(start, end)])
 
-    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+    def archived_at(self, partition: int, timestamp: int) -> Segment | None:
         index = self._archive_index(partition)
         found = _lookup(index, lambda: index.at_time(timestamp))
         return None if found is None else segment_of(found)
@@ -115,7 +115,7 @@ class DirectoryStorage:
         except OSError:
             return []
 
-    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+    def offsets_at(self, timestamp: int) -> dict[int, int] | None:
         return None
 
     def report(self, consumer: str, offsets: Mapping[int, int]) -> None:
@@ -162,7 +162,7 @@ def _partition_state(directory: Path) -> PartitionState:
             continue
         # After a power loss the watermark may still name the segment that has been sealed since.
         if last and f"{first_offset:020d}.seg" in names:
-            found: Optional[tuple[str, int]] = (f"{first_offset:020d}.seg", watermark.position)
+            found: tuple[str, int] | None = (f"{first_offset:020d}.seg", watermark.position)
         else:
             found = _size(directory, first_offset)
         if found is not None:
@@ -184,7 +184,7 @@ def _lookup(index: IndexReader, look_up: Callable[[], T]) -> T:
         raise StreamError(f"mqtt source: {index.path}: {error}") from None
 
 
-def _size(directory: Path, first_offset: int) -> Optional[tuple[str, int]]:
+def _size(directory: Path, first_offset: int) -> tuple[str, int] | None:
     """The file of a closed segment and its size; None if retention removed it."""
     for sealed in (True, False, True):  # it may be sealed or compacted between two checks
         file = sealed_file_in(directory, first_offset) if sealed else f"{first_offset:020d}.seg"
@@ -195,7 +195,7 @@ def _size(directory: Path, first_offset: int) -> Optional[tuple[str, int]]:
     return None
 
 
-def _read_watermark(path: Path) -> Optional[Watermark]:
+def _read_watermark(path: Path) -> Watermark | None:
     """The partition's watermark; None before the first commit.
 
     The broker overwrites the file in place, so a torn read is repeated.

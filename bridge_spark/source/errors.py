@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Optional
 
 
 class SourceError(Exception):
@@ -14,12 +13,12 @@ class SourceError(Exception):
     """
 
     @property
-    def __cause__(self) -> Optional[BaseException]:
+    def __cause__(self) -> BaseException | None:
         component, _, text = str(self).partition(": ")
         return _first_line(component)(text)
 
     @__cause__.setter
-    def __cause__(self, cause: Optional[BaseException]) -> None:
+    def __cause__(self, cause: BaseException | None) -> None:
         """The message is the only cause that is shown."""
 
 

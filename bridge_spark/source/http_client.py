@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import urlsplit
 
 RETRIES = 5  # 3 s
@@ -89,8 +89,8 @@ class HttpClient:
     def __init__(
         self,
         url: str,
-        token: Optional[str] = None,
-        ca_file: Optional[str] = None,
+        token: str | None = None,
+        ca_file: str | None = None,
         retries: int = RETRIES,
         retry_interval_s: float = RETRY_INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
@@ -106,10 +106,10 @@ class HttpClient:
         self._retries = retries
         self._retry_interval_s = retry_interval_s
         self._timeout_s = timeout_s
-        self._connection: Optional[http.client.HTTPConnection] = None
+        self._connection: http.client.HTTPConnection | None = None
         self._answered = False
 
-    def get(self, path: str, position: int = 0, length: Optional[int] = None) -> bytes:
+    def get(self, path: str, position: int = 0, length: int | None = None) -> bytes:
         """A whole resource, or exactly ``length`` bytes from ``position``; raises `HttpError`."""
         if length is None:
             return self._request("GET", path, None, None)
@@ -126,7 +126,7 @@ class HttpClient:
         except ValueError:
             raise HttpError(f"{self.url}{path} did not answer with JSON: is this the broker's HTTP address?") from None
 
-    def call(self, method: str, path: str, content: Optional[bytes] = None) -> Any:
+    def call(self, method: str, path: str, content: bytes | None = None) -> Any:
         """Send a request, again only as a GET may be; returns the JSON of the answer, None without one.
 
         Raises `HttpError`.
@@ -158,7 +158,7 @@ class HttpClient:
         finally:
             connection.close()
 
-    def send(self, method: str, path: str, content: Optional[bytes] = None) -> None:
+    def send(self, method: str, path: str, content: bytes | None = None) -> None:
         """Send an idempotent request that changes something; raises `HttpError`."""
         self._request(method, path, content, None)
 
@@ -168,7 +168,7 @@ class HttpClient:
             self._connection.close()
             self._connection = None
 
-    def _request(self, method: str, path: str, content: Optional[bytes], wanted: Optional[_Range]) -> bytes:
+    def _request(self, method: str, path: str, content: bytes | None, wanted: _Range | None) -> bytes:
         failures = 0
         while True:
             had = wanted.filled if wanted is not None else 0
@@ -194,7 +194,7 @@ class HttpClient:
                 asked = error.wait if isinstance(error, _TryAgain) else 0.0
                 time.sleep(min(max(wait, asked), MAX_WAIT_S))
 
-    def _try(self, method: str, path: str, content: Optional[bytes], wanted: Optional[_Range]) -> bytes:
+    def _try(self, method: str, path: str, content: bytes | None, wanted: _Range | None) -> bytes:
         headers = dict(self._headers)
         if wanted is not None:
             headers["Range"] = f"bytes={wanted.first}-{wanted.last}"
@@ -220,7 +220,7 @@ class HttpClient:
             self.close()  # the answer is longer than the range
         return b""
 
-    def _refused(self, path: str, response: http.client.HTTPResponse, wanted: Optional[_Range]) -> None:
+    def _refused(self, path: str, response: http.client.HTTPResponse, wanted: _Range | None) -> None:
         """Raise the error for an unexpected status."""
         status = response.status
         answer = f"{status} {response.reason}".strip()
@@ -312,7 +312,7 @@ def _problem_in(body: bytes) -> dict[str, str]:
     return {key: " ".join(text.split()) for key, text in found.items() if isinstance(text, str)}
 
 
-def _changed(ca_file: Optional[str]) -> int:
+def _changed(ca_file: str | None) -> int:
     if ca_file is None:
         return 0
     try:
@@ -322,7 +322,7 @@ def _changed(ca_file: Optional[str]) -> int:
 
 
 @functools.lru_cache(maxsize=8)
-def _trust(ca_file: Optional[str], changed: int) -> ssl.SSLContext:
+def _trust(ca_file: str | None, changed: int) -> ssl.SSLContext:
     """Cached: loading the system's authorities takes 20 ms, too long for every task."""
     try:
         return ssl.create_default_context(cafile=ca_file)

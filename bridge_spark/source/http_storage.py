@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import quote
 
 from bridge_spark.log.segment_names import archived_offsets, is_sealed
@@ -33,8 +33,8 @@ class HttpStorage:
         self,
         url: str,
         stream: str,
-        token: Optional[str] = None,
-        ca_file: Optional[str] = None,
+        token: str | None = None,
+        ca_file: str | None = None,
         retries: int = RETRIES,
         retry_interval_s: float = RETRY_INTERVAL_S,
         timeout_s: float = TIMEOUT_S,
@@ -46,7 +46,7 @@ class HttpStorage:
         self._reports = HttpClient(url, token, ca_file, 0, 0.0, min(timeout_s, REPORT_TIMEOUT_S))
         self._reporter = Reporter(self._send_report)
         self._archive_options = archive
-        self._archive: Optional[ArchiveReader] = None
+        self._archive: ArchiveReader | None = None
 
     def manifest(self) -> Manifest:
         return parse_manifest(self._manifest_json(), self._client.url + self._path)
@@ -75,7 +75,7 @@ class HttpStorage:
             start = page[-1].end_offset
         return found
 
-    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+    def archived_at(self, partition: int, timestamp: int) -> Segment | None:
         return None  # `offsets_at` includes the archive
 
     def _open_archive(self) -> ArchiveReader:
@@ -84,7 +84,7 @@ class HttpStorage:
             self._archive = ArchiveReader(self._archive_options, location, self._stream)
         return self._archive
 
-    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+    def offsets_at(self, timestamp: int) -> dict[int, int] | None:
         path = f"{self._path}/offsets?timestamp={timestamp}"
         try:
             answer = self._client.get_json(path)

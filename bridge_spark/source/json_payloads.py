@@ -29,7 +29,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Optional, Union
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -62,7 +62,7 @@ class JsonParser(RowParser):
     with the schema ``a array<struct<x int>>`` has the extra field ``a`` with ``[null,{"y":2}]``.
     """
 
-    def __init__(self, type: pa.StructType, timestamps: Optional[str] = None, explode: bool = False, extra: bool = False) -> None:
+    def __init__(self, type: pa.StructType, timestamps: str | None = None, explode: bool = False, extra: bool = False) -> None:
         self._fields = [type.field(number) for number in range(type.num_fields)]
         self._unit = None if timestamps is None else UNITS[timestamps]
         self._explode = explode
@@ -247,7 +247,7 @@ class VariantParser(RowParser):
             raise BadPayload(f"the JSON value {bad}") from None
 
 
-def _unknown(members: JsonObject, kinds: Mapping[str, pa.DataType]) -> Optional[JsonObject]:
+def _unknown(members: JsonObject, kinds: Mapping[str, pa.DataType]) -> JsonObject | None:
     """The members of an object whose fields have the types ``kinds``, without all that fills a field; None if there
     are none."""
     found: dict[str, Any] = {}
@@ -259,7 +259,7 @@ def _unknown(members: JsonObject, kinds: Mapping[str, pa.DataType]) -> Optional[
     return JsonObject(found.items()) if found else None
 
 
-def _left(value: Any, kind: pa.DataType) -> Union[JsonObject, list[Any], None]:
+def _left(value: Any, kind: pa.DataType) -> JsonObject | list[Any] | None:
     """The fields in ``value`` that have no place in ``kind``, within the objects and arrays that they are in."""
     types = pa.types
     if is_variant(kind):
@@ -328,7 +328,7 @@ def _braced(texts: pa.Array) -> pa.Array:
     return pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
 
 
-def _refused_row(error: str, lines: pa.Buffer) -> Optional[int]:
+def _refused_row(error: str, lines: pa.Buffer) -> int | None:
     """The first row that may have caused Arrow's error."""
     row, text = _ROW.search(error), _TEXT.search(error)
     if row is not None:

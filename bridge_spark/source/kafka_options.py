@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from bridge_spark.source.option_values import OptionError, one_of
 
@@ -33,12 +33,12 @@ class KafkaOptions:
     servers: tuple[str, ...]
     cluster: str = "mqtt"
     protocol: str = "PLAINTEXT"
-    mechanism: Optional[str] = None
-    username: Optional[str] = None
-    password: Optional[str] = None
-    ca_file: Optional[str] = None
-    certificate_file: Optional[str] = None
-    key_file: Optional[str] = None
+    mechanism: str | None = None
+    username: str | None = None
+    password: str | None = None
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
 
     def connection(self) -> dict[str, Any]:
         """The arguments of aiokafka's clients. Raises `OptionError` for files that are none of certificates."""
@@ -55,7 +55,7 @@ class KafkaOptions:
         return found
 
 
-def kafka_options(given: Mapping[str, str]) -> Optional[KafkaOptions]:
+def kafka_options(given: Mapping[str, str]) -> KafkaOptions | None:
     """The options among ``given``; None without servers. Raises `OptionError`."""
     if SERVERS not in given:
         for name in KAFKA_OPTION_NAMES:
@@ -107,7 +107,7 @@ def _cluster(given: Mapping[str, str]) -> str:
     return cluster
 
 
-def _password(given: Mapping[str, str]) -> Optional[str]:
+def _password(given: Mapping[str, str]) -> str | None:
     path = given.get("kafka.sasl.passwordFile")
     if path is None:
         return given.get(PASSWORD)

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -81,9 +81,9 @@ class KafkaStorage:
         self._retries = retries
         self._retry_interval_s = retry_interval_s
         self._timeout_s = timeout_s
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._thread: Optional[threading.Thread] = None
-        self._consumer: Optional[AIOKafkaConsumer] = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._consumer: AIOKafkaConsumer | None = None
         self._partitions: list[TopicPartition] = []
         self._reporter = Reporter(self._commit_report)
 
@@ -98,7 +98,7 @@ class KafkaStorage:
             manifest[place.partition] = PartitionState(begin, end, segments)
         return manifest
 
-    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+    def offsets_at(self, timestamp: int) -> dict[int, int] | None:
         """Kafka's index finds the ends of transactions, too, whose times are those of their commits; so the records are read
         from there on."""
         _, ends = self._retried(self._ends)
@@ -162,7 +162,7 @@ class KafkaStorage:
     def archived(self, partition: int, start: int, end: int) -> list[Segment]:
         return []
 
-    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+    def archived_at(self, partition: int, timestamp: int) -> Segment | None:
         return None
 
     # -- requests -----------------------------------------------------------------
@@ -219,7 +219,7 @@ class KafkaStorage:
         self._consumer = consumer
         return consumer
 
-    def _new_consumer(self, group: Optional[str]) -> AIOKafkaConsumer:
+    def _new_consumer(self, group: str | None) -> AIOKafkaConsumer:
         return AIOKafkaConsumer(
             **self._options.connection(),
             client_id="mqttbroker-spark",
@@ -267,7 +267,7 @@ class KafkaStorage:
                 return self._call(asyncio.wait_for(request(), self._timeout_s))
             except OffsetOutOfRangeError:
                 raise SegmentGone(f"mqtt source: {self._topic}: retention has removed records") from None
-            except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            except (TimeoutError, KafkaError, OSError) as error:
                 if attempt == self._retries:
                     raise StreamError(f"mqtt source: {','.join(self._options.servers)}: {_one_line(error)}") from None
                 with suppress(Exception):

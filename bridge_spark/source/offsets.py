@@ -10,7 +10,6 @@ import json
 import logging
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Optional
 
 from bridge_spark.log.incarnation import UNKNOWN
 from bridge_spark.source.option_values import (
@@ -56,8 +55,8 @@ def check_stream(
     document: Mapping[str, int],
     stream: str,
     manifest: Manifest,
-    accepted: Optional[str] = None,
-    option: Optional[str] = None,
+    accepted: str | None = None,
+    option: str | None = None,
 ) -> None:
     """Raise `StreamError` if offsets are not those of the stream: they would mean other records.
 
@@ -134,7 +133,7 @@ def latest(manifest: Manifest) -> Offsets:
     return {partition: state.high_watermark for partition, state in manifest.items()}
 
 
-def resolve(option: str, spec: Optional[OffsetSpec], default: Offsets, manifest: Manifest) -> Offsets:
+def resolve(option: str, spec: OffsetSpec | None, default: Offsets, manifest: Manifest) -> Offsets:
     """Resolve the value of ``option`` against the manifest.
 
     ``default`` is used for an absent option and for partitions it does not name.  Raises `OptionError` for an unknown

@@ -9,8 +9,8 @@ import difflib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
-from typing import Any, Optional, Union
+from datetime import UTC, datetime, timedelta
+from typing import Any
 from urllib.parse import urlsplit
 
 from bridge_spark.source.errors import SourceError
@@ -27,10 +27,10 @@ STREAM = "stream"
 INCARNATION = "incarnation"
 """Further entries ``<name>=<value>`` of offsets in a checkpoint: the stream that they are of, and its incarnation."""
 
-OffsetSpec = Union[int, dict[int, int]]
+OffsetSpec = int | dict[int, int]
 """EARLIEST or LATEST for all partitions, or an offset per partition."""
 
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST_MS = (1 << 63) // 1000
 _CONSUMER = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.:-]{0,127}")
 _DURATION = re.compile(r"(\d+)\s*([a-z]*)")
@@ -80,7 +80,7 @@ class OptionNames:
         return f"unknown; {self._all_names} are {', '.join(self._by_lower_name.values())}"
 
 
-def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[OffsetSpec]:
+def offsets(given: Mapping[str, str], name: str, starting: bool) -> OffsetSpec | None:
     """`earliest`, `latest` or offset JSON; EARLIEST only if ``starting``."""
     text = given.get(name)
     if text is None:
@@ -96,7 +96,7 @@ def offsets(given: Mapping[str, str], name: str, starting: bool) -> Optional[Off
     return _per_partition(name, text, f"neither {example}", EARLIEST if starting else LATEST, 1 << 63, "an offset")
 
 
-def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
+def timestamps(given: Mapping[str, str], name: str) -> dict[int, int] | None:
     """Microseconds since the epoch by partition, from JSON in milliseconds."""
     text = given.get(name)
     if text is None:
@@ -105,7 +105,7 @@ def timestamps(given: Mapping[str, str], name: str) -> Optional[dict[int, int]]:
     return {partition: milliseconds * 1000 for partition, milliseconds in found.items()}
 
 
-def stream_entries(given: Mapping[str, str], name: str) -> Optional[Mapping[str, int]]:
+def stream_entries(given: Mapping[str, str], name: str) -> Mapping[str, int] | None:
     """The offset JSON of the option if it says of which stream it is, as that of a checkpoint; else None."""
     text = given.get(name, "")
     if f"{STREAM}=" not in text:
@@ -134,7 +134,7 @@ def _per_partition(name: str, text: str, otherwise: str, lowest: int, limit: int
     return found
 
 
-def timestamp(given: Mapping[str, str], name: str) -> Optional[int]:
+def timestamp(given: Mapping[str, str], name: str) -> int | None:
     """Microseconds since the epoch, from milliseconds or an ISO 8601 time with a zone.
 
     A Python source does not know the session's time zone, so a time without zone is refused.
@@ -151,7 +151,7 @@ def timestamp(given: Mapping[str, str], name: str) -> Optional[int]:
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
-def parse_instant(text: str) -> Optional[datetime]:
+def parse_instant(text: str) -> datetime | None:
     """An ISO 8601 time with a zone; None for other text."""
     try:
         moment = datetime.fromisoformat(text)
@@ -171,7 +171,7 @@ def duration_ms(given: Mapping[str, str], name: str, default: int) -> int:
     return int(found[1]) * _UNIT_MS[found[2]]
 
 
-def positive(given: Mapping[str, str], name: str) -> Optional[int]:
+def positive(given: Mapping[str, str], name: str) -> int | None:
     text = given.get(name)
     if text is None:
         return None
@@ -192,7 +192,7 @@ def count(given: Mapping[str, str], name: str, default: int) -> int:
     return value
 
 
-def _whole(text: str) -> Optional[int]:
+def _whole(text: str) -> int | None:
     digits = text.strip()
     if not (digits.isascii() and digits.isdigit()) or int(digits) >= 1 << 63:
         return None
@@ -220,14 +220,14 @@ def one_of(given: Mapping[str, str], name: str, words: tuple[str, ...]) -> str:
     return word
 
 
-def consumer(given: Mapping[str, str], name: str) -> Optional[str]:
+def consumer(given: Mapping[str, str], name: str) -> str | None:
     text = given.get(name)
     if text is not None and _CONSUMER.fullmatch(text) is None:
         raise OptionError(name, f"{text!r} is not a name of up to 128 letters, digits, '_', '-', '.' and ':'")
     return text
 
 
-def url(given: Mapping[str, str], name: str) -> Optional[str]:
+def url(given: Mapping[str, str], name: str) -> str | None:
     """An HTTP address without a trailing slash."""
     text = given.get(name)
     if text is None:
@@ -244,7 +244,7 @@ def url(given: Mapping[str, str], name: str) -> Optional[str]:
     return text.rstrip("/")
 
 
-def token(given: Mapping[str, str], name: str) -> Optional[str]:
+def token(given: Mapping[str, str], name: str) -> str | None:
     text = given.get(name)
     if text is not None and (not text or not text.isascii() or not text.isprintable() or " " in text):
         raise OptionError(name, "is not a bearer token of printable ASCII characters")

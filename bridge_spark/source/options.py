@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional
 
 from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import option_values as values
@@ -103,41 +102,41 @@ class SourceOptions:
     microseconds since the epoch.  ``positions`` are the options whose offset JSON says of which stream it is.
     """
 
-    path: Optional[str]
-    url: Optional[str]
+    path: str | None
+    url: str | None
     stream: str
-    topic_filter: Optional[str] = None
+    topic_filter: str | None = None
     predicate: Predicate = Predicate()
-    where: Optional[str] = None
-    schema: Optional[str] = None
-    token: Optional[str] = None
-    ca_file: Optional[str] = None
-    starting_offsets: Optional[OffsetSpec] = None
-    starting_timestamps: Optional[dict[int, int]] = None
-    starting_timestamp: Optional[int] = None
+    where: str | None = None
+    schema: str | None = None
+    token: str | None = None
+    ca_file: str | None = None
+    starting_offsets: OffsetSpec | None = None
+    starting_timestamps: dict[int, int] | None = None
+    starting_timestamp: int | None = None
     latest_if_no_offset: bool = False
-    ending_offsets: Optional[OffsetSpec] = None
-    ending_timestamps: Optional[dict[int, int]] = None
-    ending_timestamp: Optional[int] = None
-    max_offsets_per_trigger: Optional[int] = None
-    min_offsets_per_trigger: Optional[int] = None
+    ending_offsets: OffsetSpec | None = None
+    ending_timestamps: dict[int, int] | None = None
+    ending_timestamp: int | None = None
+    max_offsets_per_trigger: int | None = None
+    min_offsets_per_trigger: int | None = None
     max_trigger_delay_ms: int = 15 * 60_000
-    min_partitions: Optional[int] = None
-    max_records_per_partition: Optional[int] = None
+    min_partitions: int | None = None
+    max_records_per_partition: int | None = None
     fail_on_data_loss: bool = True
     skip_corrupt_batches: bool = False
     include_user_properties: bool = False
     push_down_filters: bool = False
-    consumer: Optional[str] = None
-    accept_incarnation: Optional[str] = None
+    consumer: str | None = None
+    accept_incarnation: str | None = None
     positions: tuple[tuple[str, Mapping[str, int]], ...] = ()
-    fetch_retries: Optional[int] = None
+    fetch_retries: int | None = None
     fetch_retry_interval_ms: int = 100
     request_timeout_ms: int = 30_000
-    payload: Optional[PayloadOptions] = None
-    topic_pattern: Optional[TopicPattern] = None
+    payload: PayloadOptions | None = None
+    topic_pattern: TopicPattern | None = None
     archive: ArchiveOptions = ArchiveOptions()
-    kafka: Optional[KafkaOptions] = None
+    kafka: KafkaOptions | None = None
 
 
 def parse_options(options: Mapping[str, str]) -> SourceOptions:
@@ -239,7 +238,7 @@ def _positions(given: dict[str, str]) -> tuple[tuple[str, Mapping[str, int]], ..
     return tuple((name, document) for name, document in found if document is not None)
 
 
-def _topic_pattern(given: dict[str, str]) -> Optional[TopicPattern]:
+def _topic_pattern(given: dict[str, str]) -> TopicPattern | None:
     if "topicPattern" not in given:
         return None
     if "filter" in given:
@@ -250,7 +249,7 @@ def _topic_pattern(given: dict[str, str]) -> Optional[TopicPattern]:
         raise OptionError("topicPattern", str(error)) from None
 
 
-def topic_filter_of(given: dict[str, str]) -> Optional[str]:
+def topic_filter_of(given: dict[str, str]) -> str | None:
     """The option `filter`; raises `OptionError`."""
     topic_filter = given.get("filter")
     if topic_filter is not None and not is_valid_filter(topic_filter):
@@ -260,7 +259,7 @@ def topic_filter_of(given: dict[str, str]) -> Optional[str]:
     return topic_filter
 
 
-def token_of(given: dict[str, str]) -> Optional[str]:
+def token_of(given: dict[str, str]) -> str | None:
     """The option `token`, or the content of `tokenFile`; raises `OptionError`."""
     path = given.get("tokenFile")
     if path is None:
@@ -274,7 +273,7 @@ def token_of(given: dict[str, str]) -> Optional[str]:
         raise OptionError("tokenFile", f"{path}: {getattr(error, 'strerror', None) or 'is not ASCII'}") from None
 
 
-def _predicate(topic_filter: Optional[str], where: Optional[str]) -> Predicate:
+def _predicate(topic_filter: str | None, where: str | None) -> Predicate:
     """Bounds of the rows that match: row groups outside of them are not read."""
     predicate = Predicate() if where is None else parse_where("where", where)
     if topic_filter is None:
@@ -285,7 +284,7 @@ def _predicate(topic_filter: Optional[str], where: Optional[str]) -> Predicate:
     return bounded
 
 
-def ca_file_of(given: dict[str, str], url: Optional[str]) -> Optional[str]:
+def ca_file_of(given: dict[str, str], url: str | None) -> str | None:
     """The option `caFile`; raises `OptionError`."""
     ca_file = given.get("caFile")
     if ca_file is not None and url is not None and not url.lower().startswith("https:"):

@@ -22,7 +22,7 @@ import os
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Optional, Union
+from typing import Any
 
 from bridge_spark.source import avro_schemas, protobuf_schemas
 from bridge_spark.source.avro_schemas import AvroSchemas
@@ -94,13 +94,13 @@ class PayloadOptions:
     """
 
     format: str
-    timestamps: Optional[str] = None
+    timestamps: str | None = None
     explode: bool = False
     delimiter: str = ","
     quote: str = '"'
-    header: Optional[tuple[str, ...]] = None
-    schemas: Union[AvroSchemas, ProtobufSchemas, None] = None
-    field: Optional[str] = None
+    header: tuple[str, ...] | None = None
+    schemas: AvroSchemas | ProtobufSchemas | None = None
+    field: str | None = None
     topics: tuple[tuple[str, PayloadOptions], ...] = ()
     directory: str = ""
 
@@ -110,7 +110,7 @@ class PayloadOptions:
         return self.format == "sparkplug" or self.explode or any(options.several for _, options in self.topics)
 
 
-def payload_options(given: Mapping[str, str]) -> Optional[PayloadOptions]:
+def payload_options(given: Mapping[str, str]) -> PayloadOptions | None:
     """The options, or None without `payloadFormat`; raises `PayloadOptionError`."""
     kind = given.get("payloadFormat")
     if kind is not None and kind.lower() not in PAYLOAD_FORMATS:
@@ -208,7 +208,7 @@ def in_keys(error: PayloadOptionError) -> str:
     return f"{keys[error.name]}: {reason}"
 
 
-def _schemas(given: Mapping[str, str], kind: str) -> Union[AvroSchemas, ProtobufSchemas]:
+def _schemas(given: Mapping[str, str], kind: str) -> AvroSchemas | ProtobufSchemas:
     file, directory = given.get("payloadSchemaFile"), given.get("payloadSchemaDirectory")
     if (file is None) == (directory is None):
         raise PayloadOptionError("payloadSchemaFile", f"'payloadFormat' {kind} needs either this or 'payloadSchemaDirectory'")

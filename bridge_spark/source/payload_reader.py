@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
-from typing import Optional, Union
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -61,13 +60,13 @@ class PayloadSchemaError(ValueError):
 class PayloadReader:
     """Converts batches of messages to batches of ``schema``.  Raises `PayloadSchemaError`."""
 
-    def __init__(self, schema: pa.Schema, options: Optional[PayloadOptions], pattern: Optional[TopicPattern]) -> None:
+    def __init__(self, schema: pa.Schema, options: PayloadOptions | None, pattern: TopicPattern | None) -> None:
         self.schema = schema
         self._pattern = pattern
         levels = pattern.names if pattern is not None else ()
         asked = [field for field in schema if field.name in (*PAYLOAD_COLUMNS, *levels)]
         self._made = {field.name for field in asked}
-        self._parser: Union[RowParser, TopicParsers, None] = None
+        self._parser: RowParser | TopicParsers | None = None
         if self._made & set(PAYLOAD_COLUMNS):
             if options is None:
                 raise PayloadSchemaError(f"column {asked[0].name!r} needs the option 'payloadFormat'")
@@ -97,7 +96,7 @@ class PayloadReader:
         for start, end in pieces(row_bytes([messages.column("payload")], len(messages)), PARSED_BYTES):
             yield from self._parsed_rows(self._parser, messages.slice(start, end - start))
 
-    def _parsed_rows(self, parser: Union[RowParser, TopicParsers], messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def _parsed_rows(self, parser: RowParser | TopicParsers, messages: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         payloads = messages.column("payload")
         parsed = parser.parse(messages.column("topic"), payloads) if isinstance(parser, TopicParsers) else parser.parse(payloads)
         given, made = self._message_columns(messages), self._payload_columns(payloads, parsed)
@@ -136,7 +135,7 @@ class PayloadReader:
         return made
 
 
-def _checked_parser(schema: pa.Schema, options: PayloadOptions) -> Union[RowParser, TopicParsers]:
+def _checked_parser(schema: pa.Schema, options: PayloadOptions) -> RowParser | TopicParsers:
     if "value" not in schema.names or "reason" not in schema.names:
         raise PayloadSchemaError("the columns 'value' and 'reason' must be asked for together")
     kind = schema.field("value").type
@@ -174,7 +173,7 @@ def _topic_parsers(kind: pa.StructType, options: PayloadOptions) -> TopicParsers
     return TopicParsers(kind, parsers)
 
 
-def _filled_fields(options: PayloadOptions) -> Optional[Collection[str]]:
+def _filled_fields(options: PayloadOptions) -> Collection[str] | None:
     """The names of the fields that a format can fill; None for any."""
     if options.format == "number":
         return (options.field or "value",)
@@ -220,7 +219,7 @@ _IS_READ = {"json": _is_read_from_json, "avro": _is_plain, "protobuf": _is_plain
 """Which types a format with nested values can be read to; Avro and Protobuf then have rules for each of their types."""
 
 
-def _unread(field: pa.Field, format: str) -> Optional[tuple[str, pa.DataType]]:
+def _unread(field: pa.Field, format: str) -> tuple[str, pa.DataType] | None:
     """The path and type of the first value within ``field`` that cannot be read from a format; None if there is none."""
     if format == "csv":
         return None if typed_text.is_supported(field.type) else (field.name, field.type)

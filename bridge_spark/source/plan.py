@@ -10,7 +10,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
-from typing import Optional
 
 from bridge_spark.log.predicates import Predicate
 from bridge_spark.log.sparse_index import IndexEntry
@@ -58,8 +57,8 @@ class Planner:
         manifest: Manifest,
         start: Offsets,
         end: Offsets,
-        min_tasks: Optional[int] = None,
-        max_rows: Optional[int] = None,
+        min_tasks: int | None = None,
+        max_rows: int | None = None,
         predicate: Predicate = Predicate(),
         min_task_bytes: int = MIN_TASK_BYTES,
     ) -> list[list[Slice]]:
@@ -106,7 +105,7 @@ class Planner:
                         continue
                 yield partition, segment, first, last
 
-    def _cuts(self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: Optional[int]) -> list[int]:
+    def _cuts(self, partition: int, segment: Segment, first: int, last: int, pieces: int, max_rows: int | None) -> list[int]:
         """The offsets, from ``first`` to ``last``, that divide the segment into pieces."""
         rows = last - first
         if max_rows is not None and rows > pieces * max_rows:

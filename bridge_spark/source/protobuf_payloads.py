@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
 from operator import attrgetter, methodcaller
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -59,7 +59,7 @@ _Convert = Callable[[list[Any]], pa.Array]
 class _BadRow(Exception):
     """The value at ``row`` makes its payload a dead letter; ``rows`` has the reasons of this and of further rows."""
 
-    def __init__(self, row: int, reason: str, rows: Optional[dict[int, str]] = None) -> None:
+    def __init__(self, row: int, reason: str, rows: dict[int, str] | None = None) -> None:
         super().__init__(row, reason)
         self.row = row
         self.reason = reason
@@ -73,11 +73,11 @@ class ProtobufParser(RowParser):
     cannot fill ``type`` are dead letters, if another one can; a field that a schema does not have is NULL.
     """
 
-    def __init__(self, type: pa.StructType, schemas: ProtobufSchemas, timestamps: Optional[str] = None) -> None:
+    def __init__(self, type: pa.StructType, schemas: ProtobufSchemas, timestamps: str | None = None) -> None:
         self.type = type
         self._schemas = schemas
         self._timestamps = timestamps
-        self._alone: Optional[_Reader] = None
+        self._alone: _Reader | None = None
         self._by_id: dict[int, _Reader] = {}
         self._unusable: dict[int, str] = {}
 
@@ -103,7 +103,7 @@ class ProtobufParser(RowParser):
 
     def _portion(self, payloads: pa.Array) -> Parsed:
         given = payloads.to_pylist()
-        reasons: list[Optional[str]] = [None] * len(given)
+        reasons: list[str | None] = [None] * len(given)
         good = list(range(len(given)))
         for _ in range(_MAX_PASSES):
             try:
@@ -165,7 +165,7 @@ class _Reader:
     ``present`` and ``absent`` are the fields of ``kind`` that the type has and has not.
     """
 
-    def __init__(self, message: MessageType, kind: pa.StructType, timestamps: Optional[str]) -> None:
+    def __init__(self, message: MessageType, kind: pa.StructType, timestamps: str | None) -> None:
         plan = _Plan(message.pool, timestamps)
         descriptor = message.new.DESCRIPTOR
         self._convert = plan.struct(descriptor, kind, "")
@@ -222,7 +222,7 @@ class _Reader:
 class _Plan:
     """Makes the conversions of one message type to one Arrow type."""
 
-    def __init__(self, pool: Any, timestamps: Optional[str]) -> None:
+    def __init__(self, pool: Any, timestamps: str | None) -> None:
         self.present: set[str] = set()
         self.absent: set[str] = set()
         self._pool = pool
@@ -457,7 +457,7 @@ class _JsonTexts:
     def __call__(self, values: list[Any]) -> pa.Array:
         from google.protobuf.json_format import MessageToJson  # type: ignore[import-untyped]
 
-        texts: list[Optional[str]] = []
+        texts: list[str | None] = []
         for row, value in enumerate(values):
             try:
                 texts.append(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 from bridge_spark.source.schema_files import UnusableSchema, files_by_id, read_schema
 
@@ -21,8 +21,8 @@ class ProtobufSchemas:
 
     place: str
     message: str
-    alone: Optional[bytes] = None
-    by_id: Optional[Mapping[int, bytes]] = None
+    alone: bytes | None = None
+    by_id: Mapping[int, bytes] | None = None
 
     def field_names(self) -> frozenset[str]:
         """The names of all fields of the message type, in all schemas that have it."""
@@ -43,7 +43,7 @@ class MessageType:
 
     new: Any
     pool: Any
-    path: Optional[tuple[int, ...]]
+    path: tuple[int, ...] | None
     paths: Mapping[tuple[int, ...], str]
 
 

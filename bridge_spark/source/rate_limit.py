@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Optional
 
 from bridge_spark.source.offsets import Offsets, limit_rows
 
@@ -15,13 +14,13 @@ class RateLimit:
     The first batch is never delayed.  ``clock`` returns seconds.
     """
 
-    def __init__(self, min_rows: Optional[int], max_delay_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, min_rows: int | None, max_delay_ms: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._min_rows = min_rows or 0
         self._max_delay_s = max_delay_ms / 1000
         self._clock = clock
-        self._last_batch: Optional[float] = None
+        self._last_batch: float | None = None
 
-    def batch_end(self, start: Offsets, end: Offsets, max_rows: Optional[int], read_all: bool) -> Offsets:
+    def batch_end(self, start: Offsets, end: Offsets, max_rows: int | None, read_all: bool) -> Offsets:
         """The end of the next batch, which begins at ``start``; ``end`` is the last offset that may be read.
 
         Returns ``start`` while there are fewer than ``min_rows`` rows and the delay has not passed, unless ``read_all``

@@ -7,7 +7,6 @@ offsets.  Partitions that an option does not name fall through to the next one.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Optional
 
 from bridge_spark.log.predicates import Predicate
 from bridge_spark.source import offsets
@@ -82,9 +81,7 @@ def narrowed(storage: Storage, manifest: Manifest, predicate: Predicate, begin: 
     return low, high
 
 
-def _times(
-    kind: str, timestamp: Optional[int], per_partition: Optional[Mapping[int, int]], manifest: Manifest
-) -> tuple[str, Mapping[int, int]]:
+def _times(kind: str, timestamp: int | None, per_partition: Mapping[int, int] | None, manifest: Manifest) -> tuple[str, Mapping[int, int]]:
     """The option that takes precedence, and its time for each partition."""
     if timestamp is not None:
         return f"{kind}Timestamp", {partition: timestamp for partition in manifest}

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -27,7 +27,7 @@ class BadPayload(ValueError):
 class Refused(Exception):
     """`RowParser.fast` cannot parse these payloads; ``row`` is the first that may be the cause, if known."""
 
-    def __init__(self, row: Optional[int] = None) -> None:
+    def __init__(self, row: int | None = None) -> None:
         super().__init__(row)
         self.row = row
 
@@ -41,7 +41,7 @@ class Parsed(NamedTuple):
 
     values: pa.Array
     reasons: pa.Array
-    payloads: Optional[pa.Array]
+    payloads: pa.Array | None
 
 
 class RowParser(ABC):
@@ -77,7 +77,7 @@ class _Rows:
         self._reasons: list[pa.Array] = []
         self._index: list[Sequence[int]] = []
         self._several = False
-        self._waiting: list[tuple[int, Any, Optional[str]]] = []
+        self._waiting: list[tuple[int, Any, str | None]] = []
 
     def add(self, start: int, end: int, refusals: int = 0) -> None:
         """Add the rows of the payloads ``start`` to ``end``, exclusive; ``refusals`` counts the refusals within this

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Optional
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -35,7 +34,7 @@ ROWS = 16_384
 ROWS_BYTES = 16 * 1024 * 1024
 LOOKUPS = 5  # of offsets whose file is gone; more than the number of times a segment changes its file
 
-OffsetRows = tuple[int, int, Optional[pa.RecordBatch]]
+OffsetRows = tuple[int, int, pa.RecordBatch | None]
 """First offset, end offset (exclusive) and rows; None for offsets lost to damage."""
 
 
@@ -182,7 +181,7 @@ def log_batches(storage: Storage, part: Slice) -> Iterator[tuple[bytes, Batch]]:
     fetched = _checked_start(storage, part)
     left = part.end_position - fetched
     position = 0
-    expected: Optional[int] = None
+    expected: int | None = None
     while expected is None or expected < part.end_offset:
         try:
             batch = read_batch(data, position)
@@ -222,6 +221,6 @@ def _checked_start(storage: Storage, part: Slice) -> int:
     return part.position if head.first_offset <= part.start_offset else 0
 
 
-def _corrupt(storage: Storage, part: Slice, expected: Optional[int], reason: str, position: int) -> CorruptSegment:
+def _corrupt(storage: Storage, part: Slice, expected: int | None, reason: str, position: int) -> CorruptSegment:
     offset = part.start_offset if expected is None else expected
     return CorruptSegment(storage.describe(part.partition, part.file), part, offset, reason, position, expected or 0)

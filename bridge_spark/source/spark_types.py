@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -43,7 +43,7 @@ def type_name(kind: pa.DataType) -> str:
         return str(kind)
 
 
-def first_unread(kind: pa.DataType, where: str, is_read: Callable[[pa.DataType], bool]) -> Optional[tuple[str, pa.DataType]]:
+def first_unread(kind: pa.DataType, where: str, is_read: Callable[[pa.DataType], bool]) -> tuple[str, pa.DataType] | None:
     """The path and type of the first type within ``kind`` that is not read; ``where`` is the path to ``kind``.
 
     ``is_read`` is asked about types that contain no other, and about maps.

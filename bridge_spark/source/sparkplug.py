@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any, Optional, Union
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -100,7 +100,7 @@ FIELDS = {
 }
 """All fields; ``seq`` and ``payload_timestamp`` belong to the payload, the others to the metric."""
 
-_Value = Union[int, bytes]
+_Value = int | bytes
 _UINT32 = 0xFFFFFFFF
 
 
@@ -149,7 +149,7 @@ def _metric(data: bytes) -> dict[str, Any]:
     """One Metric: name 1, alias 2, timestamp 3, datatype 4, is_historical 5, is_transient 6, is_null 7, value 10-19."""
     found: dict[str, Any] = {"is_historical": False, "is_transient": False, "is_null": False}
     datatype = 0
-    given: Optional[tuple[int, _Value]] = None
+    given: tuple[int, _Value] | None = None
     for number, value in _fields(data, _METRIC_FIELDS, "metric"):
         if number >= 10:
             given = number, value

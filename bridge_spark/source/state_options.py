@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Optional
 
 from bridge_spark.source import option_values as values
 from bridge_spark.source.http_client import PATIENT_RETRIES, RETRIES, HttpClient
@@ -26,11 +25,11 @@ class StateOptions:
 
     url: str
     selection: dict[str, str]
-    schema: Optional[str]
+    schema: str | None
     include_user_properties: bool
-    token: Optional[str]
-    ca_file: Optional[str]
-    fetch_retries: Optional[int]
+    token: str | None
+    ca_file: str | None
+    fetch_retries: int | None
     fetch_retry_interval_ms: int
     request_timeout_ms: int
 

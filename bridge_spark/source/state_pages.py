@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from tempfile import SpooledTemporaryFile
-from typing import IO, Any, Callable, cast
+from typing import IO, Any, cast
 from urllib.parse import urlencode
 
 import pyarrow as pa  # type: ignore[import-untyped]

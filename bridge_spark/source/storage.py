@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Optional, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from bridge_spark.log.incarnation import UNKNOWN, Incarnation, parse_incarnation
 from bridge_spark.log.record_batch import SegmentError
@@ -44,7 +44,7 @@ class Segment:
     first_offset: int
     end_offset: int
     size: int
-    times: Optional[tuple[int, int]] = None
+    times: tuple[int, int] | None = None
     missing: bool = False
 
 
@@ -66,7 +66,7 @@ class PartitionState:
     log_start: int
     high_watermark: int
     segments: tuple[Segment, ...]
-    archive: Optional[Archive] = None
+    archive: Archive | None = None
 
     @property
     def local_start(self) -> int:
@@ -109,14 +109,14 @@ class Storage(Protocol):
     def archived(self, partition: int, start: int, end: int) -> list[Segment]:
         """The archived segments with offsets from ``start`` up to ``end``, in order; raises `StreamError`."""
 
-    def archived_at(self, partition: int, timestamp: int) -> Optional[Segment]:
+    def archived_at(self, partition: int, timestamp: int) -> Segment | None:
         """The first archived segment with a record received at or after ``timestamp`` (microseconds), if the storage
         has no `offsets_at`."""
 
     def index(self, partition: int, segment: Segment) -> list[IndexEntry]:
         """The segment's sparse index in order; empty if there is none."""
 
-    def offsets_at(self, timestamp: int) -> Optional[dict[int, int]]:
+    def offsets_at(self, timestamp: int) -> dict[int, int] | None:
         """Per partition, the first offset received at or after ``timestamp`` (microseconds); None if the storage has
         no such lookup."""
 
@@ -173,7 +173,7 @@ def sealed_index(storage: Storage, partition: int, segment: Segment) -> list[Ind
     return found.sparse_index()
 
 
-def segment_times(storage: Storage, partition: int, segment: Segment) -> tuple[Optional[int], Optional[int]]:
+def segment_times(storage: Storage, partition: int, segment: Segment) -> tuple[int | None, int | None]:
     """The smallest and largest receipt time of a sealed segment, in microseconds.
 
     (None, None) for other segments, and for a file that is gone or damaged (reading it raises).

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Optional, Union
+from typing import Any
 from urllib.parse import unquote
 
 from pyspark.sql.types import StructType
@@ -39,7 +39,7 @@ class GivenOptions:
         """The options of the query; those in a table's schema are not known before `for_schema`."""
         return self._query
 
-    def for_schema(self, schema: Optional[StructType], required: str, missing: str) -> dict[str, str]:
+    def for_schema(self, schema: StructType | None, required: str, missing: str) -> dict[str, str]:
         """All options, once Spark has given the schema. Raises `OptionError` with ``missing`` for the option
         ``required`` if the table keeps none."""
         kept = _options_of(schema) if schema is not None else {}
@@ -47,7 +47,7 @@ class GivenOptions:
             raise OptionError(required, f"missing: {missing}")
         return kept | {key.lower(): value for key, value in self._query.items()}
 
-    def keep_in(self, schema: Union[StructType, str]) -> Union[StructType, str]:
+    def keep_in(self, schema: StructType | str) -> StructType | str:
         """The schema, for a new table with its options."""
         return schema if self.table is None else _with_options(schema, self.table)
 
@@ -75,7 +75,7 @@ def _table_options(properties: Mapping[str, str]) -> dict[str, str]:
     return options
 
 
-def _with_options(schema: Union[StructType, str], options: Mapping[str, str]) -> Union[StructType, str]:
+def _with_options(schema: StructType | str, options: Mapping[str, str]) -> StructType | str:
     """The schema of a new table, with its options."""
     if isinstance(schema, str):
         comment = (_COMMENT + json.dumps(options)).replace("\\", "\\\\").replace("'", "\\'")
@@ -85,7 +85,7 @@ def _with_options(schema: Union[StructType, str], options: Mapping[str, str]) ->
     return StructType.fromJson({"type": "struct", "fields": fields})
 
 
-def _options_of(schema: StructType) -> Optional[dict[str, str]]:
+def _options_of(schema: StructType) -> dict[str, str] | None:
     """The options that `_with_options` has put into a table's schema; None if there are none."""
     for field in schema.fields:
         metadata: Mapping[str, Any] = field.metadata or {}

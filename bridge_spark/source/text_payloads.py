@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -41,7 +41,7 @@ class CsvParser(RowParser):
         type: pa.StructType,
         delimiter: str = ",",
         quote: str = '"',
-        header: Optional[tuple[str, ...]] = None,
+        header: tuple[str, ...] | None = None,
         explode: bool = False,
     ) -> None:
         self.type = type

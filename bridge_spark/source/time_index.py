@@ -8,7 +8,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping
 from functools import partial
-from typing import Optional
 
 from bridge_spark.log.record_batch import SegmentError, timestamps
 from bridge_spark.log.sealed.footer import read_footer, search_row_groups
@@ -77,7 +76,7 @@ def _search(storage: Storage, partition: int, state: PartitionState, timestamp: 
     return state.high_watermark
 
 
-def _search_sealed(storage: Storage, partition: int, segment: Segment, timestamp: int) -> Optional[int]:
+def _search_sealed(storage: Storage, partition: int, segment: Segment, timestamp: int) -> int | None:
     read = partial(storage.read, partition, segment.file)
     try:
         footer = read_footer(read, segment.size)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Optional
 
 from topic_matcher.filters import is_valid_filter
 
@@ -25,16 +24,16 @@ class TopicPattern:
 
     filter: str
     levels: tuple[tuple[str, int], ...]
-    rest: Optional[tuple[str, int]] = None
+    rest: tuple[str, int] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(name for name, _ in (*self.levels, *((self.rest,) if self.rest else ())))
 
-    def split(self, topic: str) -> list[Optional[str]]:
+    def split(self, topic: str) -> list[str | None]:
         """The named levels of a topic that matches the filter, in the order of `names`."""
         parts = topic.split("/")
-        found: list[Optional[str]] = [parts[number] for _, number in self.levels]
+        found: list[str | None] = [parts[number] for _, number in self.levels]
         if self.rest is not None:
             found.append("/".join(parts[self.rest[1] :]) if len(parts) > self.rest[1] else None)
         return found
@@ -44,7 +43,7 @@ def parse_pattern(text: str) -> TopicPattern:
     """Parse a pattern; raises `PatternError`."""
     parts = text.split("/")
     levels: list[tuple[str, int]] = []
-    rest: Optional[tuple[str, int]] = None
+    rest: tuple[str, int] | None = None
     for number, part in enumerate(parts):
         match = _LEVEL.fullmatch(part)
         if match is None:

@@ -24,7 +24,7 @@ import re
 import struct
 from datetime import date
 from decimal import Context, Decimal, Inexact, InvalidOperation
-from typing import Any, Union
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -182,7 +182,7 @@ def column_of(texts: pa.Array, kind: pa.DataType) -> pa.Array:
         return _cast(texts, _PLAIN_DATE, kind)
     if types.is_timestamp(kind):
         return _timestamps(texts, kind)
-    values: list[Union[None, bool, Decimal, bytes]] = []
+    values: list[None | bool | Decimal | bytes] = []
     try:
         for text in texts.to_pylist():
             values.append(None if text is None else value_of(text, kind))

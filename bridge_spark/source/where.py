@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from datetime import datetime
-from typing import Any, Optional
+from typing import Any
 
 from bridge_spark.log.predicates import COLUMNS, Predicate
 from bridge_spark.source.option_values import OptionError, parse_instant
@@ -114,7 +114,7 @@ class _Parser:
         tokens: list[str] = []
         position, end = 0, len(text.rstrip())
         while position < end:
-            match: Optional[re.Match[str]] = _TOKEN.match(text, position)
+            match: re.Match[str] | None = _TOKEN.match(text, position)
             if match is None:
                 raise self._error(f"cannot read {text[position : position + 20].strip()!r}")
             tokens.append(next(group for group in match.groups() if group is not None))

@@ -10,7 +10,7 @@ import fcntl
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Optional
+from typing import IO
 
 from bridge_spark.log.files import replace_file, sync
 from bridge_spark.source import offsets, read_range
@@ -93,7 +93,7 @@ class Checkpoint:
         directory = self.path / "offsets"
         sync([self.path / "metadata", directory / str(batch), directory, self.path])
 
-    def open_batch(self) -> Optional[int]:
+    def open_batch(self) -> int | None:
         """The batch that was started and not committed, which Spark would repeat; None if there is none."""
         started = self._last("offsets")
         return started if started > self._last("commits") else None

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -36,7 +36,7 @@ class Section:
             raise self.error(key, "is not a table")
         return values
 
-    def text(self, key: str, default: Optional[str] = None) -> str:
+    def text(self, key: str, default: str | None = None) -> str:
         value = self.values.pop(key, default)
         if value is None:
             similar = difflib.get_close_matches(key, self.values, 1)
@@ -46,7 +46,7 @@ class Section:
             raise self.error(key, f"{value!r} is not a text")
         return value
 
-    def number(self, key: str) -> Optional[int]:
+    def number(self, key: str) -> int | None:
         value = self.values.pop(key, None)
         if value is not None and (type(value) is not int or value < 1):
             raise self.error(key, f"{value!r} is not a positive whole number")

@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import urlsplit
 
 from bridge_spark.source.kafka_options import SERVERS
@@ -96,7 +96,7 @@ class PayloadConfig:
     options: dict[str, str]
     columns: tuple[tuple[str, str], ...]
     levels: tuple[str, ...]
-    fields: Optional[tuple[tuple[tuple[str, ...], str], ...]]
+    fields: tuple[tuple[tuple[str, ...], str], ...] | None
     extra_fields: str
     source_options: dict[str, str]
     several: bool
@@ -136,12 +136,12 @@ class SinkConfig:
     """
 
     table_format: str
-    merge_files: Optional[int]
+    merge_files: int | None
     expire_after: int
     storage: Mapping[str, str] = field(repr=False)
     catalog: CatalogConfig
-    event_time: Optional[str]
-    watermark: Optional[int]
+    event_time: str | None
+    watermark: int | None
     deduplicate_by: tuple[str, ...]
     aggregates: tuple[AggregateConfig, ...]
 
@@ -180,10 +180,10 @@ class IngestConfig:
 
     tables: tuple[TableConfig, ...]
     where: str = "ingest"
-    master: Optional[str] = None
+    master: str | None = None
     spark: dict[str, str] = field(default_factory=dict)
     metrics_host: str = "127.0.0.1"
-    metrics_port: Optional[int] = None
+    metrics_port: int | None = None
 
 
 def is_url(place: str) -> bool:
@@ -284,7 +284,7 @@ class _TablePlace:
         self._section = section
         self.table_format = table_format
 
-    def read(self, key: str, default: Optional[str] = None, section: Optional[Section] = None) -> str:
+    def read(self, key: str, default: str | None = None, section: Section | None = None) -> str:
         section = section or self._section
         text = section.text(key, default)
         if self.table_format == "iceberg":
@@ -307,7 +307,7 @@ class _TablePlace:
             )
         return text.rstrip("/")
 
-    def checkpoint(self, output: str, default: Optional[str] = None, section: Optional[Section] = None) -> Path:
+    def checkpoint(self, output: str, default: str | None = None, section: Section | None = None) -> Path:
         section = section or self._section
         if default is None and self.table_format != "iceberg" and not is_url(output):
             default = output + ".checkpoint"
@@ -436,7 +436,7 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> tuple[dict[
     return options, parsed is not None and parsed.several
 
 
-def _place(section: Section, key: str) -> Optional[str]:
+def _place(section: Section, key: str) -> str | None:
     return str(Path(section.text(key)).absolute()) if key in section.values else None
 
 
@@ -457,7 +457,7 @@ def _unquoted(name: str) -> str:
     return name[1:-1].replace("``", "`") if name.startswith("`") else name
 
 
-def _fields(section: Section) -> Optional[tuple[tuple[tuple[str, ...], str], ...]]:
+def _fields(section: Section) -> tuple[tuple[tuple[str, ...], str], ...] | None:
     if "fields" not in section.values:
         return None
     fields = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, Optional
+from typing import IO, Any
 
 
 class TableProgress:
@@ -23,17 +23,17 @@ class TableProgress:
         self.late = 0
         self.duplicates = 0
         self.batches = 0
-        self.lag: Optional[int] = None
-        self._newest_us: Optional[int] = None
+        self.lag: int | None = None
+        self._newest_us: int | None = None
         self._last_batch = -1
 
     @property
-    def lag_s(self) -> Optional[float]:
+    def lag_s(self) -> float | None:
         if self.lag == 0:
             return 0.0
         return None if self._newest_us is None else max(0.0, time.time() - self._newest_us / 1e6)
 
-    def set_newest(self, newest_us: Optional[int]) -> None:
+    def set_newest(self, newest_us: int | None) -> None:
         """A batch was written whose newest message was received at that time, in microseconds."""
         if newest_us is not None:
             self._newest_us = max(newest_us, self._newest_us or 0)

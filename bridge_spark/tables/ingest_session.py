@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from bridge_spark.java import JavaError, use_java
 from bridge_spark.tables.ingest_config import IngestConfig
@@ -123,7 +123,7 @@ def one_line(error: BaseException) -> str:
     return next(iter(causes or messages), type(error).__name__)
 
 
-def _texts(error: Optional[BaseException]) -> Iterator[str]:
+def _texts(error: BaseException | None) -> Iterator[str]:
     """The texts of a Spark error and its causes, the outermost first, without the query plan."""
     while error is not None:
         yield str(error).partition("\n=== Streaming Query ===")[0]

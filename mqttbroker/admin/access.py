@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Flag, auto
-from typing import Any, Iterable, List, Mapping, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 from mqttbroker.config.settings import HttpAccess, Settings
 from mqttbroker.core.access.policy import Authorizer
@@ -56,8 +57,8 @@ class Principal:
     role: str
     rights: Right
     streams: frozenset[str]
-    user: Optional[str] = None
-    rules: Optional[Authorizer] = None
+    user: str | None = None
+    rules: Authorizer | None = None
 
     def may_read_stream(self, stream: str, filters: Iterable[str]) -> bool:
         """Whether it may read a stream that stores the topics of ``filters``."""
@@ -82,32 +83,32 @@ NOBODY = Principal("", "none", Right.NONE, frozenset())
 class _Entry(NamedTuple):
     principal: Principal
     digest: bytes  # of the token; b"" = none
-    certificate: Optional[str]
+    certificate: str | None
 
 
 class AccessList:
     """The senders that the HTTP server serves. ``anonymous`` sends requests without credentials; None = refused."""
 
-    def __init__(self, entries: Sequence[_Entry], anonymous: Optional[Principal]) -> None:
+    def __init__(self, entries: Sequence[_Entry], anonymous: Principal | None) -> None:
         self.anonymous = anonymous
         self._entries = entries
 
-    def of_token(self, token: bytes) -> Optional[Principal]:
+    def of_token(self, token: bytes) -> Principal | None:
         """The sender with this token; None if nobody has it."""
         digest = hashlib.sha256(token).digest()
-        found: Optional[Principal] = None
+        found: Principal | None = None
         for entry in self._entries:
             if hmac.compare_digest(digest, entry.digest) and found is None:
                 found = entry.principal
         return found
 
-    def of_certificate(self, certificate: Mapping[str, Any]) -> Optional[Principal]:
+    def of_certificate(self, certificate: Mapping[str, Any]) -> Principal | None:
         """The sender with a verified certificate (as from `ssl.SSLSocket.getpeercert`); None if there is none."""
         names = certificate_names(certificate)
         return next((entry.principal for entry in self._entries if entry.certificate in names), None)
 
 
-def certificate_names(certificate: Mapping[str, Any]) -> List[str]:
+def certificate_names(certificate: Mapping[str, Any]) -> list[str]:
     """The alternative names of a certificate (DNS, e-mail, URI, IP), and its common name."""
     names = [value for _, value in certificate.get("subjectAltName", ())]
     subject = [pair for part in certificate.get("subject", ()) for pair in part]
@@ -117,7 +118,7 @@ def certificate_names(certificate: Mapping[str, Any]) -> List[str]:
 def access_list(settings: Settings, rules: Authorizer) -> AccessList:
     """The access list of these settings; ``rules`` are those of ``acl_file``."""
     http = settings.http
-    entries: List[_Entry] = []
+    entries: list[_Entry] = []
     if http.token is not None:
         principal = Principal("token", "admin", ROLES["admin"], frozenset([ALL_STREAMS]))
         entries.append(_Entry(principal, _digest(http.token), None))

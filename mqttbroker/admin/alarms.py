@@ -10,7 +10,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Deque, Dict, List, NamedTuple, Optional
+from typing import NamedTuple
 
 log = logging.getLogger("mqttbroker")
 
@@ -29,7 +29,7 @@ class Alarm(NamedTuple):
     acknowledged_by: str = ""  # the sender of the request; "" = nobody
     acknowledged_at: float = 0.0
 
-    def to_json(self) -> Dict[str, object]:
+    def to_json(self) -> dict[str, object]:
         return {
             "name": self.name,
             "active": self.cleared == 0.0,
@@ -49,8 +49,8 @@ class Alarms:
 
     def __init__(self, publish: Callable[[str, bytes], None]) -> None:
         self._publish = publish
-        self._active: Dict[str, Alarm] = {}
-        self._cleared: Deque[Alarm] = deque(maxlen=MAX_CLEARED)
+        self._active: dict[str, Alarm] = {}
+        self._cleared: deque[Alarm] = deque(maxlen=MAX_CLEARED)
         self.raised = 0
 
     def update(self, conditions: Mapping[str, str], now: float) -> None:
@@ -74,7 +74,7 @@ class Alarms:
             log.info("event=alarm_cleared alarm=%s seconds=%.1f", name, max(0.0, now - alarm.since))
             self._tell(alarm)
 
-    def acknowledge(self, name: str, operator: str, now: float) -> Optional[Alarm]:
+    def acknowledge(self, name: str, operator: str, now: float) -> Alarm | None:
         """Mark an active alarm until it ends; returns it as it is now, None if there is none. The first operator and time
         stay."""
         alarm = self._active.get(name)
@@ -88,11 +88,11 @@ class Alarms:
         self._publish(TOPIC + alarm.name, json.dumps(alarm.to_json(), ensure_ascii=False).encode("utf-8"))
 
     @property
-    def active(self) -> List[Alarm]:
+    def active(self) -> list[Alarm]:
         """Those that last, the oldest first."""
         return list(self._active.values())
 
     @property
-    def cleared(self) -> List[Alarm]:
+    def cleared(self) -> list[Alarm]:
         """The last `MAX_CLEARED` that ended, the newest first."""
         return list(reversed(self._cleared))

@@ -120,7 +120,7 @@ def _copy(data_dir: Path, target: Path) -> str:
             shutil.copyfile(data_dir / name, target / name)
     manifest = {
         "format": FORMAT,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "broker": __version__,
         "counts": state.counts,
         "streams": streams_in_backup,

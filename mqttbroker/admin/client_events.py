@@ -8,10 +8,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from typing import Dict
 
-from mqttbroker.core.sessions.clients import Clients
 from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.sessions.clients import Clients
 from topic_matcher.filters import text_bytes
 
 MAX_ID_BYTES = 4096  # of client ids that have events
@@ -60,13 +59,13 @@ class ClientEvents:
     def _disconnected(self, connection: Connection, reason: str) -> None:
         self._event("disconnected", connection, {"reason": reason, "disconnected_at": int(self._now() * 1000)})
 
-    def _event(self, event: str, connection: Connection, more: Dict[str, object]) -> None:
+    def _event(self, event: str, connection: Connection, more: dict[str, object]) -> None:
         client_id = connection.client_id
         if text_bytes(client_id) > MAX_ID_BYTES or self._waiting() >= MAX_WAITING:
             self.dropped += 1
             return
         version = connection.version
-        message: Dict[str, object] = {
+        message: dict[str, object] = {
             "clientid": client_id,
             "username": connection.username,
             "ipaddress": connection.peer.rpartition(":")[0] or connection.peer,

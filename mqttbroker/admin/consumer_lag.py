@@ -12,9 +12,10 @@ import os
 import threading
 import time
 from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, NamedTuple
 
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.segment import receipt_time
@@ -33,7 +34,7 @@ from mqttbroker.config.settings import Consumers
 
 log = logging.getLogger("mqttbroker.streams")
 
-Part = Dict[str, Any]
+Part = dict[str, Any]
 """A partition or a segment as a manifest describes it."""
 
 
@@ -50,8 +51,8 @@ class PartitionLag(NamedTuple):
     lag_seconds: float  # age of the first unread record that is kept
     lost: int  # offsets that retention removed unread
     # Until retention removes unread records, at least so much time passes, or the stream grows by so many bytes.
-    seconds_left: Optional[float]  # None if retention does not depend on age
-    bytes_left: Optional[int]  # None if retention does not depend on size
+    seconds_left: float | None  # None if retention does not depend on age
+    bytes_left: int | None  # None if retention does not depend on size
     at_risk: bool
 
 
@@ -61,7 +62,7 @@ class Consumer(NamedTuple):
     stream: str
     name: str
     reported_at: float
-    partitions: Tuple[PartitionLag, ...]
+    partitions: tuple[PartitionLag, ...]
 
     @property
     def lag(self) -> int:
@@ -89,16 +90,16 @@ class ConsumerLag:
         settings: Consumers,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.latest: Tuple[Consumer, ...] = ()
-        self.groups: Callable[[], Dict[str, List[GroupStatus]]] = dict  # of each stream
+        self.latest: tuple[Consumer, ...] = ()
+        self.groups: Callable[[], dict[str, list[GroupStatus]]] = dict  # of each stream
         self._logs = logs
         self._settings = settings
         self._clock = clock
         self._lock = threading.Lock()
-        self._times: Dict[Tuple[str, int, int], int] = {}
-        self._next_warning: Dict[Tuple[str, ...], float] = {}
+        self._times: dict[tuple[str, int, int], int] = {}
+        self._next_warning: dict[tuple[str, ...], float] = {}
         self._stopping = threading.Event()
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         """Start a thread that calls `update` at every interval of the settings."""
@@ -143,7 +144,7 @@ class ConsumerLag:
             return False
         return True
 
-    def consumers(self, stream: str) -> List[Consumer]:
+    def consumers(self, stream: str) -> list[Consumer]:
         """The consumers of a stream now, sorted by name. Raises KeyError if the stream is unknown."""
         config = self._logs.config(stream)
         groups = self.groups().get(stream, [])
@@ -156,7 +157,7 @@ class ConsumerLag:
         groups = self.groups()
         with self._lock:
             known, self._times = self._times, {}
-            found: List[Consumer] = []
+            found: list[Consumer] = []
             for config in self._logs.configs():
                 self._delete_old(self._directory(config.name), now)
                 with suppress(KeyError):  # the stream was deleted meanwhile
@@ -185,7 +186,7 @@ class ConsumerLag:
                 except OSError:
                     continue
 
-    def _reports(self, config: StreamConfig, now: float) -> List[Tuple[str, float, Dict[int, int]]]:
+    def _reports(self, config: StreamConfig, now: float) -> list[tuple[str, float, dict[int, int]]]:
         """The reports of a stream as (consumer, time, offsets by partition), sorted by consumer."""
         directory = self._directory(config.name)
         found = []
@@ -214,14 +215,14 @@ class ConsumerLag:
         self,
         config: StreamConfig,
         now: float,
-        groups: List[GroupStatus],
-        known: Optional[Dict[Tuple[str, int, int], int]] = None,
-    ) -> List[Consumer]:
+        groups: list[GroupStatus],
+        known: dict[tuple[str, int, int], int] | None = None,
+    ) -> list[Consumer]:
         reports = self._reports(config, now)
         reports += [(group.name, now, group.offsets) for group in groups]
         if not reports:
             return []
-        parts: List[Part] = self._logs.manifest(config.name)["partitions"]
+        parts: list[Part] = self._logs.manifest(config.name)["partitions"]
         retention = _Retention(config, parts, now, self._logs)
         return [
             Consumer(
@@ -244,7 +245,7 @@ class ConsumerLag:
         offset: int,
         retention: _Retention,
         now: float,
-        known: Dict[Tuple[str, int, int], int],
+        known: dict[tuple[str, int, int], int],
     ) -> PartitionLag:
         number, start, end = part["partition"], part["log_start_offset"], part["high_watermark"]
         unread = max(offset, start)
@@ -262,7 +263,7 @@ class ConsumerLag:
         age = max(now - received / 1e6, 0.0)
         return PartitionLag(number, offset, lag, age, lost, seconds, size, near or lost > 0)
 
-    def _archived_segment(self, stream: str, part: Part, offset: int) -> Optional[Part]:
+    def _archived_segment(self, stream: str, part: Part, offset: int) -> Part | None:
         """The segment of an offset that only the archive has; None if the data directory has it."""
         local_start = part["segments"][0]["first_offset"] if part["segments"] else part["high_watermark"]
         if "archive" not in part or offset >= local_start:
@@ -301,7 +302,7 @@ class ConsumerLag:
 
     # -- warnings ---------------------------------------------------------------
 
-    def _may_warn(self, key: Tuple[str, ...], now: float) -> bool:
+    def _may_warn(self, key: tuple[str, ...], now: float) -> bool:
         if self._next_warning.get(key, 0.0) > now:
             return False
         self._next_warning[key] = now + self._settings.warning_interval
@@ -345,7 +346,7 @@ class _Retention:
 
     def __init__(self, config: StreamConfig, parts: Sequence[Part], now: float, logs: StreamLogs) -> None:
         self._stream = config.name
-        self._archives: Optional[StreamLogs] = None if config.archive is None else logs
+        self._archives: StreamLogs | None = None if config.archive is None else logs
         self._age = config.retention_age if self._archives is None else config.archive_retention_age
         self._bytes = config.retention_bytes if self._archives is None else config.archive_retention_bytes
         self._now = now
@@ -358,7 +359,7 @@ class _Retention:
         if self._archives is not None:
             self._total = sum(part["archive"]["bytes"] for part in parts if "archive" in part)
 
-    def left(self, partition: int, segment: Part) -> Tuple[Optional[float], Optional[int]]:
+    def left(self, partition: int, segment: Part) -> tuple[float | None, int | None]:
         """The seconds, and the bytes written to the stream, after which a segment is removed at the earliest."""
         last: int = segment["last_timestamp_us"]
         seconds = None if self._age is None else max(last / 1e6 + self._age - self._now, 0.0)
@@ -370,25 +371,25 @@ class _Retention:
             older = self._archives.partition(self._stream, partition).archive.size_before(segment["first_offset"])
         return seconds, max(self._bytes - self._total + older, 0)
 
-    def is_near(self, seconds: Optional[float], size: Optional[int], settings: Consumers) -> bool:
+    def is_near(self, seconds: float | None, size: int | None, settings: Consumers) -> bool:
         """Whether less is left than the settings allow without a warning."""
         if seconds is not None and self._age is not None and seconds < min(settings.retention_warning, self._age / 2):
             return True
         return size is not None and self._bytes is not None and (size < self._bytes * settings.retention_warning_percent / 100)
 
 
-def _or_infinity(left: Optional[float]) -> float:
+def _or_infinity(left: float | None) -> float:
     return float("inf") if left is None else left
 
 
-def _report_files(directory: Path) -> List[str]:
+def _report_files(directory: Path) -> list[str]:
     try:
         return [name for name in os.listdir(directory) if name.endswith(SUFFIX) and not name.startswith(".")]
     except OSError:
         return []
 
 
-def _read(path: Path) -> Tuple[bytes, float]:
+def _read(path: Path) -> tuple[bytes, float]:
     """A report and when it was written. Other users may be able to write to the directory: follow no link."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(fd, "rb") as file:

@@ -10,10 +10,11 @@ from __future__ import annotations
 import ipaddress
 import secrets
 import sys
+from collections.abc import Callable, Generator, Mapping
 from functools import lru_cache
 from heapq import nlargest, nsmallest
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Generator, Generic, List, Mapping, NamedTuple, Optional, Set, Tuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from mqttbroker.admin.views import (
     BanPage,
@@ -38,11 +39,9 @@ from mqttbroker.admin.views import (
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
 from mqttbroker.core.access.ban_list import FOREVER, Ban, BanList, Key
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.delivery.broker_messages import BrokerMessage
 from mqttbroker.core.client.connection import AWAIT_CONNECT, CONNECTED, Connection
+from mqttbroker.core.delivery.broker_messages import BrokerMessage
 from mqttbroker.core.routing.groups import Group, Member
-from mqttbroker.core.terms.memory_stage import STAGE_NAMES
-from mqttbroker.core.terms.networks import address_of, network_text
 from mqttbroker.core.routing.route import is_reserved
 from mqttbroker.core.routing.router import Router
 from mqttbroker.core.sessions.rankings import (
@@ -53,6 +52,8 @@ from mqttbroker.core.sessions.rankings import (
     SessionRankings,
     connected_at,
 )
+from mqttbroker.core.terms.memory_stage import STAGE_NAMES
+from mqttbroker.core.terms.networks import address_of, network_text
 from sessions.counters import CAUSES
 from sessions.journal import Gate
 from sessions.message import Message
@@ -77,7 +78,7 @@ COMMIT_WAIT = 0.002  # seconds between looks whether a message is on disk
 BACKLOG_WAIT = 0.01  # seconds between slices while too much waits for the disk
 
 T = TypeVar("T")
-_Ranked = Tuple[float, str]  # a value and a client identifier
+_Ranked = tuple[float, str]  # a value and a client identifier
 Slices = Generator[float, None, T]
 
 
@@ -94,11 +95,11 @@ class BrokerControl:
     def __init__(self, broker: Broker, monotonic: Callable[[], float]) -> None:
         self._broker = broker
         self._monotonic = monotonic
-        self.rankings: Optional[SessionRankings] = None  # None: its owner does not keep any
+        self.rankings: SessionRankings | None = None  # None: its owner does not keep any
         self._subscription_cursors: Cursors[_SubscriptionListing] = Cursors()
         self._retained_cursors: Cursors[_RetainedListing] = Cursors()
         self._level_cursors: Cursors[_LevelListing] = Cursors()
-        self._ban_cursors: Cursors[List[Ban]] = Cursors()
+        self._ban_cursors: Cursors[list[Ban]] = Cursors()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
@@ -116,7 +117,7 @@ class BrokerControl:
             return self._page(connected, after, limit, descending)
         registry = self._broker.registry
         ids = registry.client_ids
-        found: List[SessionSummary] = []
+        found: list[SessionSummary] = []
         visits = 0
         # No client identifier contains U+0000 [MQTT-1.5.4-2], so this is the least one after ``after``.
         start = max(where.prefix, after + "\0" if after else "")
@@ -142,14 +143,14 @@ class BrokerControl:
             start = end + "\0"
             yield 0.0
 
-    def _connected(self, where: SessionFilter) -> Slices[Optional[List[Session]]]:
+    def _connected(self, where: SessionFilter) -> Slices[list[Session] | None]:
         """The sessions that satisfy ``where``, in no order; None unless they have connections, and few sessions have one."""
         connections = self._broker.clients.connections
         if not (where.connected or where.listener is not None or where.network):
             return None
         if len(connections) > min(MAX_CONNECTIONS, len(self._broker.registry) // SESSIONS_PER_CONNECTION):
             return None
-        found: List[Session] = []
+        found: list[Session] = []
         for visits, connection in enumerate(list(connections)):
             if visits % SLICE == SLICE - 1:
                 yield 0.0
@@ -160,7 +161,7 @@ class BrokerControl:
                 found.append(session)
         return found
 
-    def _page(self, sessions: List[Session], after: str, limit: int, descending: bool) -> SessionPage:
+    def _page(self, sessions: list[Session], after: str, limit: int, descending: bool) -> SessionPage:
         """The page of some sessions behind ``after``."""
         by_id = {session.client_id: session for session in sessions}
         behind = (name for name in by_id if not after or (name < after if descending else name > after))
@@ -173,7 +174,7 @@ class BrokerControl:
         sort: str,
         descending: bool,
         where: SessionFilter = SessionFilter(),
-        after: Optional[Tuple[float, str]] = None,
+        after: tuple[float, str] | None = None,
         limit: int = 100,
     ) -> Slices[SortedPage]:
         """The first ``limit`` sessions that satisfy ``where``, in the order of one of `SORTS`, behind ``after``.
@@ -186,7 +187,7 @@ class BrokerControl:
         best = yield from self._ranked_page(key, descending, where, after, limit)
         if best is None:
             best = yield from self._visited_page(key, descending, where, after, limit)
-        found: List[SessionSummary] = []
+        found: list[SessionSummary] = []
         for first in range(0, min(limit, len(best)), SLICE):
             shown = best[first : min(limit, first + SLICE)]
             sessions = (self._broker.registry.get(name) for _, name in shown)
@@ -195,13 +196,13 @@ class BrokerControl:
         return SortedPage(tuple(found), best[limit - 1] if len(best) > limit else None)
 
     def _ranked_page(
-        self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
-    ) -> Slices[Optional[List[_Ranked]]]:
+        self, key: _SortKey, descending: bool, where: SessionFilter, after: tuple[float, str] | None, limit: int
+    ) -> Slices[list[_Ranked] | None]:
         """The sessions of a page, and one more, by the last pass of `SessionRankings`; None if it lacks some of them."""
         registry = self._broker.registry
         if self.rankings is None or not self.rankings.passes or len(registry) <= MAX_VISITS:
             return None
-        found: List[_Ranked] = []
+        found: list[_Ranked] = []
         for visits, entry in enumerate(self.rankings.ranking(key.number, descending).sessions):
             if visits % SLICE == SLICE - 1:
                 yield 0.0
@@ -215,8 +216,8 @@ class BrokerControl:
         return None
 
     def _visited_page(
-        self, key: _SortKey, descending: bool, where: SessionFilter, after: Optional[Tuple[float, str]], limit: int
-    ) -> Slices[List[_Ranked]]:
+        self, key: _SortKey, descending: bool, where: SessionFilter, after: tuple[float, str] | None, limit: int
+    ) -> Slices[list[_Ranked]]:
         """The sessions of a page, and one more, by their values now."""
         connected = yield from self._connected(where)
         if connected is not None:
@@ -224,7 +225,7 @@ class BrokerControl:
             behind = (entry for entry in entries if _is_behind(entry, after, descending))
             return (nlargest if descending else nsmallest)(limit + 1, behind)
         registry = self._broker.registry
-        best: List[_Ranked] = []
+        best: list[_Ranked] = []
         start = where.prefix
         client_ids = [""]
         while client_ids:
@@ -245,7 +246,7 @@ class BrokerControl:
                 yield 0.0
         return best
 
-    def session(self, client_id: str) -> Optional[SessionDetail]:
+    def session(self, client_id: str) -> SessionDetail | None:
         """The session of a client identifier; None if there is none."""
         session = self._broker.registry.get(client_id)
         if session is None:
@@ -345,7 +346,7 @@ class BrokerControl:
         _check_limit(limit)
         listing = self._ban_cursors.take(cursor)
         now = self._monotonic()
-        found: List[BanView] = []
+        found: list[BanView] = []
         while listing and len(found) < limit:
             ban = listing.pop()
             if self._broker.bans.in_force(ban, now):
@@ -358,7 +359,7 @@ class BrokerControl:
         address: str = "",
         username: str = "",
         client_id: str = "",
-        seconds: Optional[float] = None,
+        seconds: float | None = None,
         reason: str = "",
     ) -> Slices[int]:
         """Ban the clients to which all of address or network, user name and client id apply that are not "".
@@ -426,7 +427,7 @@ class BrokerControl:
         may_read = (lambda session: rules.may_read(session, topic)) if rules.restrictive else None
         return self._subscription_cursors.open(self._matching(topic, "", may_read))
 
-    def _matching(self, topic: str, topic_filter: str, may_read: Optional[Callable[[Session], bool]] = None) -> _SubscriptionListing:
+    def _matching(self, topic: str, topic_filter: str, may_read: Callable[[Session], bool] | None = None) -> _SubscriptionListing:
         """The subscriptions that match a topic; only those to ``topic_filter`` unless that is empty."""
         search = _MatchingSearch(self._broker.router, self._broker.registry, topic, topic_filter)
         return _SubscriptionListing([], topic_filter, may_read, search)
@@ -438,7 +439,7 @@ class BrokerControl:
         """
         _check_limit(limit)
         listing = self._subscription_cursors.take(cursor)
-        found: List[SubscriptionView] = []
+        found: list[SubscriptionView] = []
         for _ in range(MAX_VISITS // SLICE):
             found += listing.step(limit - len(found))
             if listing.done:
@@ -450,7 +451,7 @@ class BrokerControl:
 
     # --- retained messages --------------------------------------------------------------------------------------------
 
-    def retained_message(self, topic: str) -> Optional[RetainedMessage]:
+    def retained_message(self, topic: str) -> RetainedMessage | None:
         """The retained message of a topic; None if there is none."""
         message = self._broker.retained.get(topic) if is_valid_topic(topic) else None
         if message is None or not self._broker.retained.is_current(message, self._broker.context.clock.now):
@@ -469,7 +470,7 @@ class BrokerControl:
         """
         _check_limit(limit)
         listing = self._retained_cursors.take(cursor)
-        found: List[RetainedMessage] = []
+        found: list[RetainedMessage] = []
         room = PAGE_BYTES
         for _ in range(MAX_VISITS // SLICE):
             messages = listing.step(limit - len(found), room)
@@ -482,18 +483,18 @@ class BrokerControl:
             yield 0.0
         return RetainedPage(tuple(found), self._retained_cursors.open(listing))
 
-    def open_levels(self, parent: Optional[str]) -> int:
+    def open_levels(self, parent: str | None) -> int:
         """A cursor for the levels that follow ``parent`` in retained topics; None = their first levels."""
         return self._level_cursors.open(_LevelListing(self._broker, parent))
 
-    def levels(self, cursor: int, limit: int = 100, readable: Optional[Callable[[str], bool]] = None) -> Slices[LevelPage]:
+    def levels(self, cursor: int, limit: int = 100, readable: Callable[[str], bool] | None = None) -> Slices[LevelPage]:
         """The next levels of a cursor. Those without a topic for which ``readable`` holds are left out.
 
         To find one it visits all topics below a level, unless ``readable`` is None: every topic is readable.
         """
         _check_limit(limit)
         listing = self._level_cursors.take(cursor)
-        found: List[TopicLevel] = []
+        found: list[TopicLevel] = []
         while not listing.scan.done and len(found) < limit:
             for level in listing.step(min(SLICE, limit - len(found))):
                 if readable is None or (yield from self._shows(level, readable)):
@@ -526,7 +527,7 @@ class BrokerControl:
         qos: int = 0,
         retain: bool = False,
         properties: bytes = b"",
-        expiry: Optional[int] = None,
+        expiry: int | None = None,
     ) -> Slices[int]:
         """Publish a message in the name of the broker; it expires after ``expiry`` seconds.
 
@@ -548,8 +549,8 @@ class BrokerControl:
         qos: int,
         retain: bool,
         properties: bytes,
-        expiry: Optional[int],
-        gate: Optional[Gate],
+        expiry: int | None,
+        gate: Gate | None,
     ) -> BrokerMessage:
         broker = self._broker
         if not is_valid_topic(topic):
@@ -601,7 +602,7 @@ class BrokerControl:
         broker = self._broker
         context = broker.context
         counters = context.counters
-        drops: Dict[Tuple[str, ...], int] = {
+        drops: dict[tuple[str, ...], int] = {
             (listener, cause): getattr(drops, cause) for listener, drops in counters.drops.items() for cause in CAUSES
         }
         return BrokerStatus(
@@ -677,7 +678,7 @@ class Cursors(Generic[T]):
     """
 
     def __init__(self) -> None:
-        self._listings: Dict[int, T] = {}
+        self._listings: dict[int, T] = {}
         self._last = secrets.randbits(48)
 
     def open(self, listing: T) -> int:
@@ -698,17 +699,17 @@ class Cursors(Generic[T]):
 class _SessionWalk:
     """The subscriptions of all sessions to any of these filters, a slice at a time."""
 
-    def __init__(self, registry: Registry, filters: Set[str]) -> None:
+    def __init__(self, registry: Registry, filters: set[str]) -> None:
         self._registry = registry
         self._filters = filters
         self._start = ""
-        self._client_ids: List[str] = []  # of the next sessions, the first one last
+        self._client_ids: list[str] = []  # of the next sessions, the first one last
         self._subscriptions: Mapping[str, Subscription] = {}  # of the session that is visited
-        self._candidates: List[str] = []  # filters that it may have
+        self._candidates: list[str] = []  # filters that it may have
         self.done = not filters
 
-    def step(self) -> List[Subscription]:
-        found: List[Subscription] = []
+    def step(self) -> list[Subscription]:
+        found: list[Subscription] = []
         visits = SLICE
         while visits > 0 and not self.done:
             if not self._candidates:
@@ -744,12 +745,12 @@ class _MatchingSearch:
         self._registry = registry
         self._topic = topic
         self._topic_filter = topic_filter
-        self._filters: Set[str] = set()
-        self._groups: List[Any] = []  # shared subscriptions with these filters
+        self._filters: set[str] = set()
+        self._groups: list[Any] = []  # shared subscriptions with these filters
         self._matches = 0
         self._counting = router.search(topic, True)
-        self._matching: Optional[TrieSearch] = None
-        self._walk: Optional[_SessionWalk] = None
+        self._matching: TrieSearch | None = None
+        self._walk: _SessionWalk | None = None
 
     @property
     def done(self) -> bool:
@@ -757,7 +758,7 @@ class _MatchingSearch:
             return self._walk.done
         return self._matching is not None and self._matching.done and not self._matching.found
 
-    def step(self) -> List[Any]:
+    def step(self) -> list[Any]:
         if self._walk is not None:
             return list(self._walk.step())
         if self._matching is not None:
@@ -779,7 +780,7 @@ class _MatchingSearch:
         return self._groups
 
 
-def _take(search: TrieSearch) -> List[Any]:
+def _take(search: TrieSearch) -> list[Any]:
     found = list(search.found)
     search.found.clear()
     return found
@@ -793,10 +794,10 @@ class _SubscriptionListing:
 
     def __init__(
         self,
-        matching: List[Any],
+        matching: list[Any],
         topic_filter: str = "",
-        may_read: Optional[Callable[[Session], bool]] = None,
-        search: Optional[_MatchingSearch] = None,
+        may_read: Callable[[Session], bool] | None = None,
+        search: _MatchingSearch | None = None,
     ) -> None:
         self._left = matching  # Subscription, Group, or Member of the last Group visited
         self._search = search
@@ -808,9 +809,9 @@ class _SubscriptionListing:
     def done(self) -> bool:
         return not self._left and (self._search is None or self._search.done)
 
-    def step(self, limit: int) -> List[SubscriptionView]:
+    def step(self, limit: int) -> list[SubscriptionView]:
         """Visit a slice; returns up to ``limit`` subscriptions."""
-        found: List[SubscriptionView] = []
+        found: list[SubscriptionView] = []
         if not self._left and self._search is not None and not self._search.done:
             self._left = self._search.step()
         visits = SLICE
@@ -838,18 +839,18 @@ class _RetainedListing:
         self._retained = broker.retained
         self._clock = broker.context.clock
         self._scan: RetainedScan = broker.retained.scan(topic_filter)
-        self._scanned: List[Message] = []  # and not listed yet
+        self._scanned: list[Message] = []  # and not listed yet
 
     @property
     def done(self) -> bool:
         return self._scan.done and not self._scanned
 
-    def step(self, limit: int, room: int = PAGE_BYTES) -> List[Message]:
+    def step(self, limit: int, room: int = PAGE_BYTES) -> list[Message]:
         """Visit a slice; returns up to ``limit`` messages, the last of which fills ``room`` bytes."""
         now = self._clock.now
         if not self._scanned:
             self._scanned = self._scan.read(SLICE, now)
-        found: List[Message] = []
+        found: list[Message] = []
         visited = 0
         while visited < min(limit, len(self._scanned)) and room > 0:
             message = self._retained.get(self._scanned[visited].topic)
@@ -864,14 +865,14 @@ class _RetainedListing:
 class _LevelListing:
     """The levels that follow a prefix of retained topics, a slice at a time."""
 
-    def __init__(self, broker: Broker, parent: Optional[str]) -> None:
+    def __init__(self, broker: Broker, parent: str | None) -> None:
         self._broker = broker
         self._parent = parent
         self.scan = broker.retained.levels(parent)
 
-    def step(self, visits: int) -> List[TopicLevel]:
+    def step(self, visits: int) -> list[TopicLevel]:
         retained, now = self._broker.retained, self._broker.context.clock.now
-        found: List[TopicLevel] = []
+        found: list[TopicLevel] = []
         for level in self.scan.read(visits):
             topic = level.name if self._parent is None else f"{self._parent}/{level.name}"
             message = None if level.own is None else retained.get(topic)
@@ -934,7 +935,7 @@ def _network(text: str) -> Any:
     return ipaddress.ip_network(text)
 
 
-def _is_behind(entry: _Ranked, after: Optional[_Ranked], descending: bool) -> bool:
+def _is_behind(entry: _Ranked, after: _Ranked | None, descending: bool) -> bool:
     return after is None or (entry < after if descending else entry > after)
 
 
@@ -951,7 +952,7 @@ class _SortKey(NamedTuple):
     of: Callable[[Session], float]
 
 
-SORTS: Dict[str, _SortKey] = {
+SORTS: dict[str, _SortKey] = {
     "connected_at": _SortKey(CONNECTED_AT, connected_at),
     "disconnected_at": _SortKey(DISCONNECTED_AT, lambda session: session.disconnected_at),
     "subscriptions": _SortKey(SUBSCRIPTIONS, lambda session: len(session.subscriptions)),
@@ -981,7 +982,7 @@ def _memory_status(broker: Broker) -> MemoryStatus:
     )
 
 
-def _by_cause(drops: Mapping[Tuple[str, ...], int]) -> Dict[str, int]:
+def _by_cause(drops: Mapping[tuple[str, ...], int]) -> dict[str, int]:
     """The drops of all listeners together."""
     totals = dict.fromkeys(CAUSES, 0)
     for (_, cause), count in drops.items():
@@ -989,7 +990,7 @@ def _by_cause(drops: Mapping[Tuple[str, ...], int]) -> Dict[str, int]:
     return totals
 
 
-def _refused(broker: Broker) -> Dict[Tuple[str, ...], float]:
+def _refused(broker: Broker) -> dict[tuple[str, ...], float]:
     """Refused CONNECTs by listener and the name of the reason code, "not_authorized"."""
     return {
         (listener, REASON_NAMES.get(code, f"{code:#x}").lower().replace(" ", "_")): count
@@ -997,7 +998,7 @@ def _refused(broker: Broker) -> Dict[Tuple[str, ...], float]:
     }
 
 
-def _connection(session: Session) -> Optional[Connection]:
+def _connection(session: Session) -> Connection | None:
     connection = session.connection
     assert connection is None or isinstance(connection, Connection)
     return connection

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
-from typing import Any, Awaitable, Callable, Deque, ParamSpec, Set, Tuple, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from mqttbroker.admin.control import ControlError, Slices
 
@@ -41,10 +41,10 @@ class ControlRunner:
         self._reload = reload
         self._lock = threading.Lock()
         self._closed = False
-        self._futures: Set[Future[Any]] = set()  # those that are not done
-        self._operations: Deque[_Operation] = deque()  # those with a slice to run
+        self._futures: set[Future[Any]] = set()  # those that are not done
+        self._operations: deque[_Operation] = deque()  # those with a slice to run
         self._scheduled = False
-        self._tasks: Set[asyncio.Future[None]] = set()  # those that run
+        self._tasks: set[asyncio.Future[None]] = set()  # those that run
 
     def call(self, operation: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Run an operation of one slice."""
@@ -114,7 +114,7 @@ class ControlRunner:
             self._operations.append(operation)
         self._schedule()
 
-    def _begin_task(self, given: Tuple[Future[Any], Callable[[], Awaitable[Any]]]) -> None:
+    def _begin_task(self, given: tuple[Future[Any], Callable[[], Awaitable[Any]]]) -> None:
         future, begin = given
         if self._closed:
             return

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from bridge_spark.log import record_batch, stream_config
 from bridge_spark.log.files import replace_file
@@ -39,7 +39,7 @@ class Found(NamedTuple):
     """The newest version of a format in a directory; None if no file has it."""
 
     name: str
-    version: Optional[int]
+    version: int | None
 
     @property
     def newer(self) -> bool:
@@ -85,7 +85,7 @@ def copies(data_dir: Path) -> list[Path]:
     return sorted(data_dir.glob(f"{DATABASE}.v*.backup"))
 
 
-def _schema(database: Path) -> Optional[int]:
+def _schema(database: Path) -> int | None:
     if not database.exists():
         return None
     connection = open_to_read(database)

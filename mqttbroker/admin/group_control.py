@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
-from typing import Dict, Final, List, NamedTuple, Optional
+from typing import Final, NamedTuple
 
 from mqttbroker.admin.control import ControlError
 from mqttbroker.admin.control_runner import ControlRunner
@@ -25,7 +25,7 @@ class GroupMember(NamedTuple):
     """A member of a group, and the partitions that it owns."""
 
     client_id: str
-    partitions: List[int]
+    partitions: list[int]
 
 
 class GroupStatus(NamedTuple):
@@ -33,11 +33,11 @@ class GroupStatus(NamedTuple):
 
     name: str
     topic_filter: str
-    offsets: Dict[int, int]
+    offsets: dict[int, int]
     in_flight: int
     redelivered: int
     refused: int
-    members: List[GroupMember]
+    members: list[GroupMember]
 
 
 class GroupControl:
@@ -46,9 +46,9 @@ class GroupControl:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
 
-    def all(self) -> Dict[str, List[GroupStatus]]:
+    def all(self) -> dict[str, list[GroupStatus]]:
         """The groups and queues of each stream, sorted by name."""
-        found: Dict[str, List[GroupStatus]] = {}
+        found: dict[str, list[GroupStatus]] = {}
         for stored in self._broker.stored_readers.by_id.values():
             if stored.row.kind == GROUP_READER:
                 found.setdefault(stored.row.stream, []).append(self._group_status(stored))
@@ -85,7 +85,7 @@ class GroupControl:
             [GroupMember(session.client_id, []) for session in queue.consumers],
         )
 
-    def bounds(self, stream: str, partitions: int) -> List[tuple[int, int]]:
+    def bounds(self, stream: str, partitions: int) -> list[tuple[int, int]]:
         """The first offset and the end of each partition."""
         return [self._broker.chunk_reads.bounds(stream, partition) for partition in range(partitions)]
 
@@ -113,7 +113,7 @@ class GroupsReport:
         self._runner = runner
         self._control = control
 
-    def __call__(self) -> Dict[str, List[GroupStatus]]:
+    def __call__(self) -> dict[str, list[GroupStatus]]:
         """Empty while the broker stops."""
         try:
             return self._runner.call(self._control.all).result(_TIMEOUT)
@@ -127,7 +127,7 @@ def parse_reset(text: str, now: int) -> Start:
     return parse_offset(text) if text.startswith("offset:") else parse_from(text, now)
 
 
-def position(start: Start, partition: int, bounds: tuple[int, int]) -> Optional[int]:
+def position(start: Start, partition: int, bounds: tuple[int, int]) -> int | None:
     """The offset in a partition with these bounds; None for a time, or if the partition is not named."""
     if start.kind == TIME:
         return None

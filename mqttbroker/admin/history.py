@@ -8,7 +8,7 @@ import math
 import time
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.admin.latency import Histogram
@@ -34,8 +34,8 @@ class History:
         self.capacity = capacity
         self._added = 0
         self._times = array("d", [_ABSENT]) * capacity
-        self._series: Dict[str, array[float]] = {}
-        self._last: Dict[str, int] = {}  # the number of the last sample of each series
+        self._series: dict[str, array[float]] = {}
+        self._last: dict[str, int] = {}  # the number of the last sample of each series
 
     @property
     def max_bytes(self) -> int:
@@ -83,13 +83,13 @@ class Samples(NamedTuple):
     times: array[float]
     series: Mapping[str, array[float]]
 
-    def to_json(self) -> Dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """The same as lists, with None for NaN; not for the event loop, since it visits each value."""
         series = {name: [_json(value) for value in values] for name, values in self.series.items()}
         return {"times": self.times.tolist(), "series": series}
 
 
-def _json(value: float) -> Optional[float]:
+def _json(value: float) -> float | None:
     if math.isnan(value):
         return None
     return int(value) if value.is_integer() else value
@@ -123,17 +123,17 @@ class Sampler:
         """Add a sample."""
         self.history.add(time.time(), {**self.present(), **dict(self._latencies())})
 
-    def present(self) -> Dict[str, float]:
+    def present(self) -> dict[str, float]:
         """The values of now, without latencies, which are measured from one sample to the next."""
         return {**status_values(self._control.status()), **dict(self._streams())}
 
-    def _latencies(self) -> Iterator[Tuple[str, float]]:
+    def _latencies(self) -> Iterator[tuple[str, float]]:
         for name, quantile in self._quantiles.items():
             value = quantile.next()
             if value is not None:
                 yield f"latency/{name}", value
 
-    def _streams(self) -> Iterator[Tuple[str, float]]:
+    def _streams(self) -> Iterator[tuple[str, float]]:
         streams, consumers = self._metrics.streams, self._metrics.consumers
         if streams is None:
             return
@@ -147,7 +147,7 @@ class Sampler:
                 yield f"{STREAM}{name}/lag", max(lags)
 
 
-def status_values(status: BrokerStatus) -> Dict[str, float]:
+def status_values(status: BrokerStatus) -> dict[str, float]:
     """The counters and gauges of a status that have a series."""
     totals, drops = status.totals, status.drops
     return {
@@ -174,7 +174,7 @@ class _Quantile:
         self._histogram = histogram
         self._before: Sequence[float] = ()
 
-    def next(self) -> Optional[float]:
+    def next(self) -> float | None:
         """The upper bound of the quantile's bucket, or the largest one that is finite; None without a measurement."""
         buckets = self._histogram.cumulative()
         counts = [count for _, count in buckets]

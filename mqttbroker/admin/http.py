@@ -13,7 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Optional, Tuple
+from typing import TYPE_CHECKING
 
 from mqttbroker.admin.access import AccessList
 from mqttbroker.admin.http_gate import Gate
@@ -41,19 +41,19 @@ class HttpServer:
         host: str,
         port: int,
         access: AccessList,
-        application: Callable[[Gate, Counter[Tuple[str, int]]], HttpApplication],
-        context: Optional[ListenerContext] = None,
+        application: Callable[[Gate, Counter[tuple[str, int]]], HttpApplication],
+        context: ListenerContext | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.bans = Bans(BanTerms())
         self.gate = Gate(access, context, self.bans, time.monotonic)
-        self.requests: Counter[Tuple[str, int]] = Counter()
+        self.requests: Counter[tuple[str, int]] = Counter()
         self._make_application = application
-        self._application: Optional[HttpApplication] = None
-        self._thread: Optional[threading.Thread] = None
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._stopping: Optional[asyncio.Event] = None
+        self._application: HttpApplication | None = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stopping: asyncio.Event | None = None
 
     def start(self) -> None:
         """Bind and serve; from then on `port` is the port that was bound.

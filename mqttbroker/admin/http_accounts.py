@@ -7,7 +7,7 @@ import heapq
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, TypeVar
+from typing import Any, TypeVar
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
@@ -109,7 +109,7 @@ class AccountRoutes:
         self._broker = broker
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         """All operations."""
         file = Field("file", Word(1), "one of the files, if there are several", None)
         name = Field("username", UserName(2000), "a user name, percent-encoded")
@@ -119,7 +119,7 @@ class AccountRoutes:
         ]
         done, administer = Answer("done"), Right.ADMINISTER
 
-        def rule(high: int) -> List[Field]:
+        def rule(high: int) -> list[Field]:
             return [
                 Field("username", RuleUser(high), "absent = anonymous clients, or all clients if it is a pattern", None),
                 Field("pattern", Boolean(), "%c and %u stand for client id and user name", False),
@@ -166,7 +166,7 @@ class AccountRoutes:
         files = self._password_files(call)
         after = decode_cursor(call["cursor"], str, str)
         left = call["limit"] + 1
-        found: List[Tuple[str, str]] = []
+        found: list[tuple[str, str]] = []
         for file in sorted(map(str, files)):
             if after is not None and file < after[0]:
                 continue
@@ -184,7 +184,7 @@ class AccountRoutes:
                 return self._user_json(file, call["username"])
         raise _no_user(call)
 
-    def _user_json(self, file: Path, username: str) -> Dict[str, Any]:
+    def _user_json(self, file: Path, username: str) -> dict[str, Any]:
         stored = self._security.passwords_in_force(file).hashes.get(username)
         return {"username": username, "file": str(file), "hash": "" if stored is None else stored.kind}
 
@@ -228,7 +228,7 @@ class AccountRoutes:
         following = encode_cursor(start + limit, state) if len(found) > limit else None
         return page_of((_rule_json(file, rule) for file, rule in found[:limit]), following)
 
-    def _rules_of(self, files: Sequence[Path], call: Call) -> Iterator[Tuple[Path, AclRule]]:
+    def _rules_of(self, files: Sequence[Path], call: Call) -> Iterator[tuple[Path, AclRule]]:
         for file in files:
             for rule in rules_in(self._security.acl_in_force(file)):
                 if call["username"] in (None, rule.username) and call["pattern"] in (None, rule.pattern):
@@ -312,7 +312,7 @@ class AccountRoutes:
         return _only(self._acl_files(call))
 
 
-def _chosen(files: Sequence[Path], name: Optional[str], key: str) -> Sequence[Path]:
+def _chosen(files: Sequence[Path], name: str | None, key: str) -> Sequence[Path]:
     """The files that a request is about: the one of that name, or all. Raises RequestError."""
     if not files:
         raise RequestError(409, f"there is no {key}: set it and restart the broker")
@@ -338,7 +338,7 @@ async def _encoded(call: Call) -> str:
     return await asyncio.to_thread(hashed, call["password"].encode())
 
 
-def _with_known(text: str, call: Call, encoded: Optional[str]) -> str:
+def _with_known(text: str, call: Call, encoded: str | None) -> str:
     changed, known = with_password(text, call["username"], encoded)
     if not known:
         raise _no_user(call)
@@ -354,6 +354,6 @@ def _rule(call: Call) -> AclRule:
     return AclRule(call["username"], call["pattern"], call["access"], call["filter"])
 
 
-def _rule_json(file: Path, rule: AclRule) -> Dict[str, Any]:
+def _rule_json(file: Path, rule: AclRule) -> dict[str, Any]:
     """A rule as `RULE` describes it."""
     return {"file": str(file), "username": rule.username, "pattern": rule.pattern, "access": rule.access, "filter": rule.topic_filter}

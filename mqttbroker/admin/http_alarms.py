@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.alarms import MAX_CLEARED, Alarms
@@ -40,7 +40,7 @@ class AlarmRoutes:
         self._alarms = alarms
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         return [
             route("GET", "/alarms", self._list_alarms, Right.LIST, "Alarms", ALARMS, tag="broker"),
             route("POST", "/alarms/{name}/acknowledge", self._acknowledge_alarm, Right.OPERATE,
@@ -48,8 +48,8 @@ class AlarmRoutes:
                   tag="broker", errors=(404,)),
         ]  # fmt: skip
 
-    async def _list_alarms(self, call: Call) -> Dict[str, Any]:
-        def both() -> Dict[str, Any]:
+    async def _list_alarms(self, call: Call) -> dict[str, Any]:
+        def both() -> dict[str, Any]:
             return {
                 "active": [alarm.to_json() for alarm in self._alarms.active],
                 "cleared": [alarm.to_json() for alarm in self._alarms.cleared],
@@ -57,7 +57,7 @@ class AlarmRoutes:
 
         return await asyncio.wrap_future(self._runner.call(both))
 
-    async def _acknowledge_alarm(self, call: Call) -> Dict[str, Any]:
+    async def _acknowledge_alarm(self, call: Call) -> dict[str, Any]:
         name: str = call["name"]
         acknowledge = self._alarms.acknowledge
         alarm = await asyncio.wrap_future(self._runner.call(acknowledge, name, call.principal.name, time.time()))

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
@@ -69,7 +69,7 @@ VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
 NEVER = 0xFFFFFFFF  # seconds of a Session Expiry Interval that is no limit
 MAX_LEVEL_SECONDS = 86_400
 
-_SESSION: Dict[str, Schema] = {
+_SESSION: dict[str, Schema] = {
     "client_id": TEXT,
     "username": described(nullable(TEXT), "null = anonymous"),
     "protocol": described(TEXT, "3.1, 3.1.1 or 5.0"),
@@ -192,11 +192,11 @@ class Operations(NamedTuple):
 
     control: BrokerControl
     runner: ControlRunner
-    listeners: Callable[[], List[Dict[str, Any]]]
-    configuration: Callable[[], List[Dict[str, Any]]]
+    listeners: Callable[[], list[dict[str, Any]]]
+    configuration: Callable[[], list[dict[str, Any]]]
     log_levels: LogLevels
-    reload: Callable[[], Awaitable[Dict[str, List[str]]]]
-    back_up: Optional[Callable[[str], str]]
+    reload: Callable[[], Awaitable[dict[str, list[str]]]]
+    back_up: Callable[[str], str] | None
     salvaged: Callable[[], str]
 
 
@@ -206,8 +206,8 @@ class Api:
     def __init__(
         self,
         operations: Operations,
-        logs: Optional[StreamLogs],
-        consumers: Optional[ConsumerLag],
+        logs: StreamLogs | None,
+        consumers: ConsumerLag | None,
         stream_access: StreamAccess,
         http_bans: Bans,
     ) -> None:
@@ -222,7 +222,7 @@ class Api:
 
     # --- the table ------------------------------------------------------------------------------------------------
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         """All operations."""
         status, lists, content = Right.STATUS, Right.LIST, Right.CONTENT
         operate, administer = Right.OPERATE, Right.ADMINISTER
@@ -408,7 +408,7 @@ class Api:
         found = await self._next(self._operations.runner.scan(self._control.subscriptions, cursor, call["limit"]))
         return page_of(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
 
-    async def _cursor(self, call: Call, begin: Callable[..., int], *of: Optional[str]) -> int:
+    async def _cursor(self, call: Call, begin: Callable[..., int], *of: str | None) -> int:
         """The cursor of the request, or a new one."""
         parts = decode_cursor(call["cursor"], int)
         if parts is not None:
@@ -471,7 +471,7 @@ class Api:
             raise RequestError(400, "payload: is required, or payload_base64", "payload")
         return await self._publish(call, True)
 
-    async def _publish(self, call: Call, retain: Optional[bool] = None) -> Any:
+    async def _publish(self, call: Call, retain: bool | None = None) -> Any:
         self._check_publish(call, call["topic"])
         try:
             recipients = await self._call(self._operations.runner.scan(
@@ -550,7 +550,7 @@ def _payload(call: Call) -> bytes:
         raise RequestError(400, f"payload_base64: {error}", "payload_base64") from None
 
 
-def log_level_json(views: Sequence[LevelView]) -> Dict[str, Any]:
+def log_level_json(views: Sequence[LevelView]) -> dict[str, Any]:
     """Levels as `LOG_LEVEL` describes them."""
     general, *areas = views
     return {
@@ -561,7 +561,7 @@ def log_level_json(views: Sequence[LevelView]) -> Dict[str, Any]:
     }
 
 
-def client_json(session: SessionSummary) -> Dict[str, Any]:
+def client_json(session: SessionSummary) -> dict[str, Any]:
     """A session as `CLIENT` describes it."""
     return {
         "client_id": session.client_id,
@@ -581,7 +581,7 @@ def client_json(session: SessionSummary) -> Dict[str, Any]:
     }
 
 
-def client_detail_json(detail: SessionDetail) -> Dict[str, Any]:
+def client_detail_json(detail: SessionDetail) -> dict[str, Any]:
     """A session as `CLIENT_DETAIL` describes it."""
     values = detail._asdict()
     del values["summary"]
@@ -589,7 +589,7 @@ def client_detail_json(detail: SessionDetail) -> Dict[str, Any]:
     return {**client_json(detail.summary), **values}
 
 
-def subscription_json(subscription: SubscriptionView) -> Dict[str, Any]:
+def subscription_json(subscription: SubscriptionView) -> dict[str, Any]:
     """A subscription as `SUBSCRIPTION` describes it."""
     return {**subscription._asdict(), "identifier": subscription.identifier or None}
 
@@ -600,7 +600,7 @@ def check_new_ban(call: Call) -> None:
         raise RequestError(400, "address: a ban needs an address, a username or a client_id", "address")
 
 
-def ban_key(call: Call) -> Tuple[str, str, str]:
+def ban_key(call: Call) -> tuple[str, str, str]:
     """The clients or senders of `BAN_KEY`. Raises RequestError, 404, for all of them."""
     key = call["address"], call["username"], call["client_id"]
     if not any(key):
@@ -621,14 +621,14 @@ def http_ban_page(bans: Bans, call: Call) -> Any:
     return page_of((ban_json(view, "http") for view in views), following)
 
 
-def ban_json(ban: BanView, protocol: str) -> Dict[str, Any]:
+def ban_json(ban: BanView, protocol: str) -> dict[str, Any]:
     """A ban as `BAN` describes it."""
     return {"protocol": protocol, **ban._asdict()}
 
 
-def status_json(status: BrokerStatus) -> Dict[str, Any]:
+def status_json(status: BrokerStatus) -> dict[str, Any]:
     """Counters and gauges by name, nested as in `BrokerStatus`."""
-    values: Dict[str, Any] = _plain(status)
+    values: dict[str, Any] = _plain(status)
     values["logins"] = [{"authenticator": by, "outcome": outcome, "count": count}
                         for (by, outcome), count in status.logins.items()]  # fmt: skip
     values["connects_refused"] = [{"listener": listener, "reason": reason, "count": count}

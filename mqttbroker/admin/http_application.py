@@ -15,7 +15,6 @@ import socket
 import ssl
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from typing import List, Optional, Tuple
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -23,8 +22,8 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.access import NOBODY, Principal, Right
+from mqttbroker.admin.consumer_lag import ConsumerLag
 from mqttbroker.admin.control_runner import BrokerStopping
 from mqttbroker.admin.http_connections import HttpConnections
 from mqttbroker.admin.http_consumers import ConsumerRoutes
@@ -89,14 +88,14 @@ class HttpApplication:
     def __init__(
         self,
         gate: Gate,
-        requests: Counter[Tuple[str, int]],
-        logs: Optional[StreamLogs],
+        requests: Counter[tuple[str, int]],
+        logs: StreamLogs | None,
         metrics: Callable[[], Awaitable[bytes]],
-        readiness: Callable[[], Awaitable[List[str]]],
-        counters: Optional[Counters] = None,
-        consumers: Optional[ConsumerLag] = None,
+        readiness: Callable[[], Awaitable[list[str]]],
+        counters: Counters | None = None,
+        consumers: ConsumerLag | None = None,
         max_connections: int = 1000,
-        warnings: Callable[[], List[str]] = list,
+        warnings: Callable[[], list[str]] = list,
         routes: Sequence[Route] = (),
     ) -> None:
         self._gate = gate
@@ -115,9 +114,9 @@ class HttpApplication:
         self._document = json.dumps(document(self.routes)).encode()
         self._max_connections = max_connections
         self._connections = HttpConnections(max_connections, IDLE_TIMEOUT)
-        self._acceptor: Optional[Acceptor] = None
+        self._acceptor: Acceptor | None = None
 
-    def _status_routes(self) -> List[Route]:
+    def _status_routes(self) -> list[Route]:
         metrics = Answer("Prometheus' text format", {"type": "string"}, "text/plain")
         refused = Answer("refused", record(error=TEXT))
         problems = {status: Answer("refused", PROBLEM_SCHEMA, PROBLEM) for status in (401, 421, 429)}
@@ -206,7 +205,7 @@ class HttpApplication:
             if transport is not None:
                 self._connections.request_ended(transport)
 
-    async def _dispatch(self, route: Optional[Route], request: web.Request) -> web.StreamResponse:
+    async def _dispatch(self, route: Route | None, request: web.Request) -> web.StreamResponse:
         """Check credentials and rights, and count and log the request; every error is JSON."""
         principal = NOBODY
         try:
@@ -223,7 +222,7 @@ class HttpApplication:
         self._requests[principal.role, response.status] += 1
         return response
 
-    async def _handle(self, route: Optional[Route], request: web.Request, principal: Principal) -> web.StreamResponse:
+    async def _handle(self, route: Route | None, request: web.Request, principal: Principal) -> web.StreamResponse:
         try:
             if route is None:
                 assert request.match_info.http_exception is not None

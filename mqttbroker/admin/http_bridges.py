@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Dict, List
+from typing import Any
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
@@ -47,15 +47,15 @@ class BridgeRoutes:
         self._statuses = statuses
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         return [route("GET", "/bridges", self._list_bridges, Right.LIST, "Bridges", BRIDGES, tag="broker")]
 
-    async def _list_bridges(self, call: Call) -> Dict[str, Any]:
+    async def _list_bridges(self, call: Call) -> dict[str, Any]:
         found = await asyncio.wrap_future(self._runner.call(self._statuses))
         return {"items": [_json_of(one) for one in found]}
 
 
-def _json_of(status: BridgeStatus) -> Dict[str, Any]:
+def _json_of(status: BridgeStatus) -> dict[str, Any]:
     values = status._asdict()
     del values["down_since"]
     values.update(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from typing import Dict
 
 
 class HttpConnections:
@@ -18,7 +17,7 @@ class HttpConnections:
         self.maximum = maximum
         self.idle_timeout = idle_timeout
         # The timer of each connection that waits for its client, the longest first; None while it has a request.
-        self._open: Dict[asyncio.Transport, asyncio.TimerHandle | None] = {}
+        self._open: dict[asyncio.Transport, asyncio.TimerHandle | None] = {}
 
     def opened(self, transport: asyncio.Transport) -> None:
         """A connection was accepted; it, or another one in its place, is closed if there are too many."""

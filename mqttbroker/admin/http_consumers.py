@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Callable, Concatenate, Dict, List, Optional, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from aiohttp import web
 
@@ -24,7 +25,7 @@ from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, Schema
 from mqttbroker.admin.http_streams import StreamAccess
 from mqttbroker.admin.request_error import RequestError
 
-_LAG: Dict[str, Schema] = {
+_LAG: dict[str, Schema] = {
     "lag": described(INTEGER, "offsets up to the high watermark"),
     "lag_seconds": described(NUMBER, "age of the oldest unread record"),
     "at_risk": described(BOOLEAN, "retention removed unread records, or is about to"),
@@ -52,11 +53,11 @@ T = TypeVar("T")
 class ConsumerRoutes:
     """The handlers; ``lag`` is None if there are no streams."""
 
-    def __init__(self, lag: Optional[ConsumerLag], access: StreamAccess) -> None:
+    def __init__(self, lag: ConsumerLag | None, access: StreamAccess) -> None:
         self._lag = lag
         self._access = access
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         name = Parameter("name", TEXT, "the name of a stream", "path", True)
         consumer = Parameter("consumer", TEXT, "the name of a consumer", "path", True)
         refused = Answer("refused", record(error=TEXT))
@@ -88,7 +89,7 @@ class ConsumerRoutes:
 
     async def _list(self, request: web.Request, principal: Principal) -> web.StreamResponse:
         self._access.check(request, principal, self._access.sees)
-        found: List[Consumer] = await self._call(ConsumerLag.consumers, request)
+        found: list[Consumer] = await self._call(ConsumerLag.consumers, request)
         now = time.time()
         described = [describe(consumer, now) for consumer in found]
         return web.json_response({"stream": request.match_info["name"], "consumers": described})
@@ -120,7 +121,7 @@ class ConsumerRoutes:
         return web.Response(status=204)
 
 
-def describe(consumer: Consumer, now: float) -> Dict[str, Any]:
+def describe(consumer: Consumer, now: float) -> dict[str, Any]:
     """A consumer as JSON; times are in seconds, null if retention does not depend on age or size."""
     return {
         "consumer": consumer.name,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from importlib.resources import files
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -49,7 +49,7 @@ class _File(NamedTuple):
         return web.Response(body=self.content, content_type=self.media_type, charset="utf-8", headers=headers)
 
 
-def dashboard_routes() -> List[Route]:
+def dashboard_routes() -> list[Route]:
     """A route for each file; ``/`` is the page."""
     routes = []
     for path in sorted((files("mqttbroker.admin") / "dashboard").iterdir(), key=lambda path: path.name):

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ipaddress
 import logging
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 from mqttbroker.admin.access import AccessList, Principal, Right, role_for
 from mqttbroker.admin.request_error import RequestError
@@ -31,7 +32,7 @@ class Gate:
     returns monotonic time in seconds.
     """
 
-    def __init__(self, access: AccessList, context: Optional[ListenerContext], bans: Bans, clock: Callable[[], float]) -> None:
+    def __init__(self, access: AccessList, context: ListenerContext | None, bans: Bans, clock: Callable[[], float]) -> None:
         self.context = context
         self.access = access
         self.bans = bans
@@ -60,7 +61,7 @@ class Gate:
             self.bans.succeeded(peer, found.name, now)
         return found
 
-    def _known(self, request: web.Request) -> Optional[Principal]:
+    def _known(self, request: web.Request) -> Principal | None:
         header = request.headers.get("Authorization")
         if header is not None:
             scheme, _, token = header.partition(" ")
@@ -74,7 +75,7 @@ class Gate:
             return None
         if self.context is None or ssl_object.context is not self.context:
             raise RequestError(401, "authorities were read again: open a new connection")
-        refusal = self.context.refusal(ssl_object, datetime.now(timezone.utc))
+        refusal = self.context.refusal(ssl_object, datetime.now(UTC))
         if refusal is not None:
             raise RequestError(401, refusal)
         return self.access.of_certificate(certificate)

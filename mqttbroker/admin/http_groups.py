@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Dict, List
+from typing import Any
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.access import Right
@@ -61,7 +61,7 @@ class GroupRoutes:
         self._access = access
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         """All operations."""
         path = "/streams/{name}/groups"
         return [
@@ -95,7 +95,7 @@ class GroupRoutes:
         group = next((each for each in groups.get(name, []) if each.name == GROUP_PREFIX + call["group"]), None)
         if group is None:
             raise RequestError(404, f"stream {name} has no group {call['group']!r}", "group")
-        positions: List[int] = []
+        positions: list[int] = []
         for partition in range(partitions):
             found = position(start, partition, bounds[partition])
             if found is None and start.offsets:
@@ -113,7 +113,7 @@ class GroupRoutes:
             raise RequestError(404, f"stream {name} has no group {call['group']!r}", "group")
 
 
-def _described(group: GroupStatus) -> Dict[str, Any]:
+def _described(group: GroupStatus) -> dict[str, Any]:
     return {
         "group": group.name.removeprefix(GROUP_PREFIX),
         "filter": group.topic_filter,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from mqttbroker.admin.access import Right
 from mqttbroker.admin.control_runner import ControlRunner
@@ -41,7 +41,7 @@ class HistoryRoutes:
         self._interval = interval
         self._length = length
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         since = Field("since", Instant(), "samples that are later than this Unix time in seconds", 0.0)
         return [
             route("GET", "/history", self._history, Right.STATUS,
@@ -49,8 +49,8 @@ class HistoryRoutes:
                   [since], tag="broker")
         ]  # fmt: skip
 
-    async def _history(self, call: Call) -> Dict[str, Any]:
-        def read() -> Tuple[Samples, float, Dict[str, float]]:
+    async def _history(self, call: Call) -> dict[str, Any]:
+        def read() -> tuple[Samples, float, dict[str, float]]:
             return self._sampler.history.since(call["since"]), time.time(), self._sampler.present()
 
         samples, now, values = await asyncio.wrap_future(self._runner.call(read))

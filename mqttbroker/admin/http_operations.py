@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
 from aiohttp import web
 
@@ -62,10 +62,10 @@ def route(
     operation: Operation,
     right: Right,
     summary: str,
-    schema: Optional[Schema],
+    schema: Schema | None,
     parameters: Sequence[Field] = (),
-    body: Optional[Sequence[Field]] = None,
-    done: Optional[Answer] = None,
+    body: Sequence[Field] | None = None,
+    done: Answer | None = None,
     action: str = "",
     tag: str = "",
     errors: Sequence[int] = (),
@@ -90,7 +90,7 @@ def route(
 async def _run(
     operation: Operation,
     parameters: Sequence[Field],
-    body: Optional[Sequence[Field]],
+    body: Sequence[Field] | None,
     action: str,
     request: web.Request,
     principal: Principal,
@@ -115,7 +115,7 @@ def _target(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={values[name]}" for name in _TARGETS if values.get(name) not in (None, ""))
 
 
-def _place(field: Field, path: str) -> Tuple[str, bool]:
+def _place(field: Field, path: str) -> tuple[str, bool]:
     return ("path", True) if f"{{{field.name}}}" in path else ("query", field.required)
 
 
@@ -145,6 +145,6 @@ def _none_of(names: Sequence[str]) -> Schema:
     return {"properties": {name: {"not": {}} for name in names}}
 
 
-def page_of(items: Any, cursor: Optional[str]) -> Dict[str, Any]:
+def page_of(items: Any, cursor: str | None) -> dict[str, Any]:
     """A page as `page` describes it."""
     return {"items": list(items), "next_cursor": cursor}

@@ -9,7 +9,7 @@ import ipaddress
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from mqttbroker.admin.http_schemas import Schema
 from mqttbroker.admin.request_error import RequestError
@@ -110,10 +110,10 @@ class Base64(Kind[bytes]):
         return {"type": "string", "contentEncoding": "base64", "minLength": 4 * self.low, "pattern": pattern}
 
 
-class Pairs(Kind[List[Tuple[str, str]]]):
+class Pairs(Kind[list[tuple[str, str]]]):
     """Names with values, in their order; a name may repeat."""
 
-    def read(self, value: object) -> List[Tuple[str, str]]:
+    def read(self, value: object) -> list[tuple[str, str]]:
         word, pairs = Word(high=MAX_TEXT), []
         if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
             raise ValueError("must be a list of [name, value]")
@@ -214,7 +214,7 @@ def schema_of(kind: Kind[Any]) -> Schema:
     return schema
 
 
-def read_texts(fields: Sequence[Field], texts: Mapping[str, str], names: Sequence[str]) -> Dict[str, Any]:
+def read_texts(fields: Sequence[Field], texts: Mapping[str, str], names: Sequence[str]) -> dict[str, Any]:
     """The values of fields in a path or query; ``names`` are all names there. Raises RequestError, 400."""
     repeated = next((name for name in names if list(names).count(name) > 1), None)
     if repeated is not None:
@@ -224,14 +224,14 @@ def read_texts(fields: Sequence[Field], texts: Mapping[str, str], names: Sequenc
     return read_values(fields, values)
 
 
-def read_values(fields: Sequence[Field], values: Mapping[str, object]) -> Dict[str, Any]:
+def read_values(fields: Sequence[Field], values: Mapping[str, object]) -> dict[str, Any]:
     """The values of fields. Raises RequestError, 400, for one that is unknown, missing or wrong."""
     known = {field.name: field for field in fields}
     for name in values:
         if name not in known:
             expected = ", ".join(known) or "none"
             raise RequestError(400, f"{name[:200]}: unknown parameter; there are: {expected}", name[:200])
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for name, field in known.items():
         if name not in values:
             if field.required:
@@ -265,7 +265,7 @@ def encode_cursor(*parts: object) -> str:
     return base64.urlsafe_b64encode(json.dumps(parts, ensure_ascii=False).encode()).decode().rstrip("=")
 
 
-def decode_cursor(word: Optional[str], *kinds: Any) -> Optional[List[Any]]:
+def decode_cursor(word: str | None, *kinds: Any) -> list[Any] | None:
     """The values of `encode_cursor`, of these types; None for None. Raises RequestError, 404."""
     if word is None:
         return None
@@ -285,7 +285,7 @@ class LongCursors:
     """Words for cursors: one that is too long for a query is kept here, the last `MAX_LONG_CURSORS` of them."""
 
     def __init__(self) -> None:
-        self._kept: Dict[str, str] = {}
+        self._kept: dict[str, str] = {}
 
     def encode(self, *parts: object) -> str:
         """As `encode_cursor`, or a digest of that."""
@@ -299,6 +299,6 @@ class LongCursors:
         self._kept[digest] = word
         return digest
 
-    def decode(self, word: Optional[str], *kinds: Any) -> Optional[List[Any]]:
+    def decode(self, word: str | None, *kinds: Any) -> list[Any] | None:
         """As `decode_cursor`."""
         return decode_cursor(self._kept.get(word, word) if word is not None else None, *kinds)

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
@@ -54,7 +54,7 @@ class Answer(NamedTuple):
     """A response: JSON of a schema, or another media type."""
 
     description: str
-    schema: Optional[Schema] = None
+    schema: Schema | None = None
     media_type: str = "application/json"
 
 
@@ -68,11 +68,11 @@ class Route:
     method: str
     path: str
     handler: Handler
-    right: Optional[Right]
+    right: Right | None
     summary: str
     answers: Mapping[int, Answer]
-    parameters: Tuple[Parameter, ...] = ()
-    body: Optional[Schema] = None
+    parameters: tuple[Parameter, ...] = ()
+    body: Schema | None = None
     action: str = ""
     description: str = ""
     tag: str = ""
@@ -84,13 +84,13 @@ def error(
     request: web.Request,
     status: int,
     reason: str,
-    headers: Optional[Mapping[str, str]] = None,
+    headers: Mapping[str, str] | None = None,
     field: str = "",
 ) -> web.Response:
     """An error in the form of the request's path; ``field`` names the parameter or key that is wrong."""
     if not request.path.startswith("/api/"):
         return web.json_response({"error": reason}, status=status, headers=headers)
-    body: Dict[str, Any] = {
+    body: dict[str, Any] = {
         "type": "about:blank", "title": HTTPStatus(status).phrase, "status": status, "detail": reason
     }  # fmt: skip
     if field:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
-Schema = Dict[str, Any]
+Schema = dict[str, Any]
 
 TEXT: Schema = {"type": "string"}
 INTEGER: Schema = {"type": "integer"}

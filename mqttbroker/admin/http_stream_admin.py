@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Dict, List
+from typing import Any
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.access import Right
@@ -35,7 +35,7 @@ from mqttbroker.config.stream_definition import FIXED, settable
 MAX_FILTERS = 1000  # of one request
 
 PARTITION = record("Partition", partition=INTEGER, log_start_offset=INTEGER, high_watermark=INTEGER, segments=INTEGER, bytes=INTEGER)
-_KINDS: Dict[type[Any], Schema] = {Integer: INTEGER, Boolean: BOOLEAN, Duration: NUMBER, Size: INTEGER}
+_KINDS: dict[type[Any], Schema] = {Integer: INTEGER, Boolean: BOOLEAN, Duration: NUMBER, Size: INTEGER}
 
 
 class SettingText(Word):
@@ -67,10 +67,10 @@ class SealSetting(Kind[object]):
         return {**SEAL, "description": "true needs pyarrow"}
 
 
-class FilterList(Kind[List[str]]):
+class FilterList(Kind[list[str]]):
     """The filters of a stream."""
 
-    def read(self, value: object) -> List[str]:
+    def read(self, value: object) -> list[str]:
         if isinstance(value, list) and len(value) > MAX_FILTERS:
             raise ValueError(f"must be at most {MAX_FILTERS} filters")
         return list(Filters().read(value))
@@ -107,7 +107,7 @@ def _shown(kind: Kind[Any]) -> Schema:
 
 
 def _settings_schema() -> Schema:
-    found: Dict[str, Schema] = {}
+    found: dict[str, Schema] = {}
     for field in dataclasses.fields(Stream):
         if "kind" in field.metadata:
             kind = field.metadata["kind"]
@@ -138,7 +138,7 @@ _ABOUT = {
 }  # fmt: skip
 
 
-def _fields(optional: bool) -> List[Field]:
+def _fields(optional: bool) -> list[Field]:
     """The settings as keys of a body; those that never change only if none is ``optional``."""
     known = {name: field.metadata["kind"] for name, field in settable().items() if not (optional and name in FIXED)}
     return [
@@ -158,7 +158,7 @@ class StreamAdminRoutes:
         self._access = access
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         """All operations."""
         errors = (404, 409)
         return [
@@ -208,13 +208,13 @@ class StreamAdminRoutes:
         except StreamRefused as refusal:
             raise RequestError(404 if refusal.missing else 409, str(refusal), refusal.key) from None
 
-    def _existing(self, name: str) -> Dict[str, Any]:
+    def _existing(self, name: str) -> dict[str, Any]:
         found = self._stream(name)
         if found is None:
             raise RequestError(404, f"no stream {name!r}", "name")
         return found
 
-    def _stream(self, name: str) -> Dict[str, Any] | None:
+    def _stream(self, name: str) -> dict[str, Any] | None:
         """A stream as `STREAM` describes it; None if it was deleted meanwhile."""
         stream = self._changes.streams.get(name)
         try:
@@ -247,6 +247,6 @@ class StreamAdminRoutes:
         }
 
 
-def _given(call: Call, *but: str) -> Dict[str, object]:
+def _given(call: Call, *but: str) -> dict[str, object]:
     """The settings of a request, without those that it does not have."""
     return {name: value for name, value in call.values.items() if value is not None and name not in but}

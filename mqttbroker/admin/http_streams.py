@@ -14,7 +14,8 @@ import asyncio
 import logging
 import os
 import re
-from typing import Any, BinaryIO, Callable, Dict, List, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 from aiohttp import web
 
@@ -46,7 +47,7 @@ def _whole(text: str, parameter: str) -> int:
     return int(text)
 
 
-def _range(request: web.Request, size: int) -> Optional[Tuple[int, int]]:
+def _range(request: web.Request, size: int) -> tuple[int, int] | None:
     """The requested range of bytes as (start, end).
 
     The whole file if none is requested, None if it is outside of the file or not one range of bytes.
@@ -97,7 +98,7 @@ async def _send_pieces(response: web.StreamResponse, file: BinaryIO, start: int,
 class StreamAccess:
     """Which streams of ``logs`` the sender of a request may see."""
 
-    def __init__(self, logs: Optional[StreamLogs]) -> None:
+    def __init__(self, logs: StreamLogs | None) -> None:
         self._logs = logs
 
     def reads(self, principal: Principal, name: str) -> bool:
@@ -131,7 +132,7 @@ def _refusal(sender: str, stream: str) -> str:
     return f"{sender} may not read stream {stream!r}"
 
 
-def _manifest_of(logs: StreamLogs, name: str) -> Dict[str, Any]:
+def _manifest_of(logs: StreamLogs, name: str) -> dict[str, Any]:
     """The manifest. Raises RequestError, 404, if the stream was deleted meanwhile."""
     try:
         return logs.manifest(name)
@@ -142,12 +143,12 @@ def _manifest_of(logs: StreamLogs, name: str) -> Dict[str, Any]:
 class StreamRoutes:
     """The handlers; ``logs`` is None if there are no streams."""
 
-    def __init__(self, logs: Optional[StreamLogs], access: StreamAccess) -> None:
+    def __init__(self, logs: StreamLogs | None, access: StreamAccess) -> None:
         self._logs = logs
         self._access = access
         self._downloads = 0
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         name = Parameter("name", TEXT, "the name of a stream", "path", True)
         file = (
             name,
@@ -189,7 +190,7 @@ class StreamRoutes:
         names = [] if self._logs is None else self._logs.streams()
         return web.json_response({"streams": [name for name in names if self._access.sees(principal, name)]})
 
-    def _readable(self, request: web.Request, principal: Principal, allowed: Callable[[Principal, str], bool]) -> Tuple[StreamLogs, str]:
+    def _readable(self, request: web.Request, principal: Principal, allowed: Callable[[Principal, str], bool]) -> tuple[StreamLogs, str]:
         name = self._access.check(request, principal, allowed)
         assert self._logs is not None
         return self._logs, name

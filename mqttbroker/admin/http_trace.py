@@ -6,8 +6,7 @@ import asyncio
 import ipaddress
 import logging
 from collections import deque
-from datetime import datetime, timezone
-from typing import Deque, List
+from datetime import UTC, datetime
 
 from aiohttp import web
 
@@ -47,7 +46,7 @@ class _Answer:
         self.packets = 0
         self._text = text
         self._payloads = payloads
-        self._chunks: Deque[bytes] = deque()
+        self._chunks: deque[bytes] = deque()
         self._unsent = 0
         self._more = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -81,7 +80,7 @@ def text_line(packet: TracedPacket, payloads: bool) -> bytes:
     """A packet as one line, like those of the log at level ``debug``."""
     scanner = PacketScanner()
     scanner.version = 5 if packet.version >= 5 else 4
-    time = datetime.fromtimestamp(packet.microseconds / 1e6, timezone.utc).isoformat(timespec="milliseconds")
+    time = datetime.fromtimestamp(packet.microseconds / 1e6, UTC).isoformat(timespec="milliseconds")
     described = scanner.feed(packet.head + b"\0\0")  # it wants room for a packet id behind the topic
     name, packet_id, topic, qos, retain, size = described[0] if described else ("?", 0, "", 0, 0, 0)
     line = (
@@ -100,7 +99,7 @@ class TraceRoutes:
         self._tracer = tracer
         self._runner = runner
 
-    def routes(self) -> List[Route]:
+    def routes(self) -> list[Route]:
         problem = Answer("refused", PROBLEM_SCHEMA, PROBLEM)
         answers = {200: Answer("the packets", {"type": "string"}, "application/vnd.tcpdump.pcap")}
         answers |= {status: problem for status in (400, 401, 403, 409, 421, 429, 503)}

@@ -12,7 +12,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Mapping
 from itertools import accumulate
-from typing import Final, List, Tuple
+from typing import Final
 
 from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.net.wire import FlushScheduler
@@ -37,7 +37,7 @@ class Histogram:
         self._counts[bisect_left(BUCKETS, seconds)] += 1
         self.sum += seconds
 
-    def cumulative(self) -> List[Tuple[float, int]]:
+    def cumulative(self) -> list[tuple[float, int]]:
         """Each bucket's upper bound, the last one infinite, and how many measurements were not above it."""
         return list(zip((*BUCKETS, math.inf), accumulate(self._counts)))
 

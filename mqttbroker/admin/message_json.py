@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import base64
-from typing import Any, Dict, List, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from mqttbroker.admin.http_parameters import MAX_TEXT, Base64, Field, Pairs, Topic, Word
 from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, TEXT, array, described, nullable, record
@@ -39,7 +40,7 @@ LEVEL = record(
 )
 
 
-def level_json(level: TopicLevel) -> Dict[str, Any]:
+def level_json(level: TopicLevel) -> dict[str, Any]:
     """A level as `LEVEL` describes it."""
     message = level.message
     return {
@@ -52,7 +53,7 @@ def level_json(level: TopicLevel) -> Dict[str, Any]:
     }
 
 
-def message_json(message: RetainedMessage) -> Dict[str, Any]:
+def message_json(message: RetainedMessage) -> dict[str, Any]:
     """A message as `MESSAGE` describes it."""
     encoded = encode_varint(len(message.properties)) + message.properties
     properties, _ = decode_properties(encoded, 0, len(encoded), PUBLISH)
@@ -72,7 +73,7 @@ def message_json(message: RetainedMessage) -> Dict[str, Any]:
     }
 
 
-def message_fields(*more: Field, low: int = 0) -> List[Field]:
+def message_fields(*more: Field, low: int = 0) -> list[Field]:
     """The keys of a message to publish, with a payload that is not empty if ``low`` is 1."""
     return [
         *more,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Dict, Optional, Tuple
+from typing import TYPE_CHECKING
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.alarms import Alarms
@@ -30,9 +30,9 @@ class Metrics:
 
     def __init__(
         self,
-        streams: Optional[StreamLogs],
-        salvage: Optional[SalvageReport] = None,
-        consumers: Optional[ConsumerLag] = None,
+        streams: StreamLogs | None,
+        salvage: SalvageReport | None = None,
+        consumers: ConsumerLag | None = None,
         authenticators: Callable[[], Sequence[AuthenticatorStatus]] = tuple,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
         bridges: Callable[[], Sequence[BridgeStatus]] = tuple,
@@ -42,19 +42,19 @@ class Metrics:
         self.workers = workers
         self._salvage = salvage
         self.store_progress: Callable[[], Progress] = Progress
-        self.cluster_topics: Callable[[], Dict[str, object]] = dict  # of `$SYS`, in a cluster
+        self.cluster_topics: Callable[[], dict[str, object]] = dict  # of `$SYS`, in a cluster
         self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers
         self.reload_problems = 0
-        self.jwks: Optional[JwksStatus] = None
+        self.jwks: JwksStatus | None = None
         self.log_lines_dropped = 0
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
         self.certificate_expiries: dict[str, float] = {}  # likewise; "http" is that of the HTTP server
         self.listener_clients: dict[str, int] = {}  # open connections that sent CONNECT, by listener
-        self.alarms: Optional[Alarms] = None
+        self.alarms: Alarms | None = None
         self.latency = Latency()
-        self.http_requests: Counter[Tuple[str, int]] = Counter()  # by role and status
+        self.http_requests: Counter[tuple[str, int]] = Counter()  # by role and status
         self._started = time.monotonic()
 
     @property

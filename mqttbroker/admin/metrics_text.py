@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Tuple
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -418,7 +417,7 @@ class _Scrape(Collector):
         yield from (offset, lag, seconds, lost, risk, report)
 
 
-def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[Tuple[str, ...], float]) -> CounterMetricFamily:
+def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[str, ...], float]) -> CounterMetricFamily:
     """A counter with labels; ``counts`` has the value for each combination of them."""
     family = CounterMetricFamily(f"mqttbroker_{name}", text, labels=labels)
     for values, count in counts.items():

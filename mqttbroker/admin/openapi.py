@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Dict
+from typing import Any
 
 from mqttbroker import __version__
 from mqttbroker.admin.access import Right, role_for
@@ -14,10 +14,10 @@ PATH = "/api/v1/openapi.json"
 _DESCRIPTION = "Administration of a broker. docs/http.md explains roles, errors and pages."
 
 
-def document(routes: Sequence[Route]) -> Dict[str, Any]:
+def document(routes: Sequence[Route]) -> dict[str, Any]:
     """The document of these routes."""
-    paths: Dict[str, Any] = {}
-    schemas: Dict[str, Any] = {}
+    paths: dict[str, Any] = {}
+    schemas: dict[str, Any] = {}
     for route in routes:
         if not route.documented:
             continue
@@ -36,9 +36,9 @@ def document(routes: Sequence[Route]) -> Dict[str, Any]:
     }
 
 
-def _component(schema: Mapping[str, Any], schemas: Dict[str, Any], name: str = "") -> Dict[str, Any]:
+def _component(schema: Mapping[str, Any], schemas: dict[str, Any], name: str = "") -> dict[str, Any]:
     """The schema, with references to ``schemas``, to which those with a title or this ``name`` are added."""
-    inner: Dict[str, Any] = dict(schema)
+    inner: dict[str, Any] = dict(schema)
     if "properties" in inner:
         inner["properties"] = {key: _component(each, schemas) for key, each in inner["properties"].items()}
     if "items" in inner:
@@ -51,13 +51,13 @@ def _component(schema: Mapping[str, Any], schemas: Dict[str, Any], name: str = "
     component = {**inner, "title": title, "type": "object"}
     if schemas.setdefault(title, component) != component:
         raise ValueError(f"two schemas have the title {title}")
-    reference: Dict[str, Any] = {"$ref": f"#/components/schemas/{title}"}
+    reference: dict[str, Any] = {"$ref": f"#/components/schemas/{title}"}
     if isinstance(types, list):
         return {"anyOf": [reference, {"type": "null"}], **description}
     return {**reference, **description}
 
 
-def _operation(route: Route, schemas: Dict[str, Any]) -> Dict[str, Any]:
+def _operation(route: Route, schemas: dict[str, Any]) -> dict[str, Any]:
     name = route.operation_id or _identifier(route)
     title = "".join(word.capitalize() for word in name.split("_"))
     parameters = [
@@ -70,7 +70,7 @@ def _operation(route: Route, schemas: Dict[str, Any]) -> Dict[str, Any]:
         }
         for each in route.parameters
     ]
-    found: Dict[str, Any] = {
+    found: dict[str, Any] = {
         "operationId": name,
         "tags": [route.tag],
         "summary": route.summary,
@@ -99,7 +99,7 @@ def _access(route: Route) -> str:
     return f"Needs role {role_for(route.right)} or higher."
 
 
-def _response(answer: Answer, schemas: Dict[str, Any], name: str) -> Dict[str, Any]:
+def _response(answer: Answer, schemas: dict[str, Any], name: str) -> dict[str, Any]:
     if answer.schema is None:
         return {"description": answer.description}
     schema = _component(answer.schema, schemas, name)

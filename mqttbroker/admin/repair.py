@@ -12,7 +12,6 @@ import os
 import sqlite3
 import time
 from pathlib import Path
-from typing import Optional
 
 from bridge_spark.log.archive.index import INDEX_FILE, IndexReader
 from bridge_spark.log.check import check_description, check_partition, partitions
@@ -55,7 +54,7 @@ def check(data_dir: Path) -> Findings:
     findings = Findings()
     live = in_use(data_dir)
     database = data_dir / DATABASE
-    state: Optional[DatabaseState] = None
+    state: DatabaseState | None = None
     if database.exists():
         state = check_database(database)
         counts = ", ".join(f"{state.counts.get(table, '?')} {noun}" for table, noun in TABLES.items())
@@ -112,7 +111,7 @@ def _check_log(data_dir: Path, live: bool, findings: Findings) -> Ends:
     return starts
 
 
-def _check_streams(directory: Path, ends: Optional[Ends], in_log: Ends, live: bool, findings: Findings) -> None:
+def _check_streams(directory: Path, ends: Ends | None, in_log: Ends, live: bool, findings: Findings) -> None:
     """Check the partitions up to their ends in the database, or to the first record that the commit log has: the next
     start appends what is missing from there on."""
     found = partitions(directory) if directory.is_dir() else []

@@ -5,7 +5,8 @@ Points in time are Unix times in seconds, sizes are in bytes.
 
 from __future__ import annotations
 
-from typing import Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 
 class SessionFilter(NamedTuple):
@@ -13,9 +14,9 @@ class SessionFilter(NamedTuple):
 
     prefix: str = ""  # the client identifier begins with this
     contains: str = ""  # the client identifier contains this
-    connected: Optional[bool] = None
-    username: Optional[str] = None
-    listener: Optional[str] = None  # that of the connection
+    connected: bool | None = None
+    username: str | None = None
+    listener: str | None = None  # that of the connection
     network: str = ""  # the address of the connection, or a network that it is in
 
 
@@ -23,7 +24,7 @@ class SessionSummary(NamedTuple):
     """One session, as lists show it."""
 
     client_id: str
-    username: Optional[str]  # None = anonymous
+    username: str | None  # None = anonymous
     protocol_version: int  # 3 (MQTT 3.1), 4 (3.1.1) or 5
     persistent: bool  # the session outlives its connection and is stored
     connected: bool
@@ -60,15 +61,15 @@ class SessionDetail(NamedTuple):
 class SessionPage(NamedTuple):
     """Sessions in the order of their client identifiers."""
 
-    sessions: Tuple[SessionSummary, ...]
+    sessions: tuple[SessionSummary, ...]
     after: str  # where the next page begins; "" if this is the last one
 
 
 class SortedPage(NamedTuple):
     """Sessions in the order of a value, and of their client identifiers where it is the same."""
 
-    sessions: Tuple[SessionSummary, ...]
-    after: Optional[Tuple[float, str]]  # where the next page begins; None if this is the last one
+    sessions: tuple[SessionSummary, ...]
+    after: tuple[float, str] | None  # where the next page begins; None if this is the last one
 
 
 class SubscriptionView(NamedTuple):
@@ -86,7 +87,7 @@ class SubscriptionView(NamedTuple):
 class SubscriptionPage(NamedTuple):
     """Subscriptions in no particular order."""
 
-    subscriptions: Tuple[SubscriptionView, ...]
+    subscriptions: tuple[SubscriptionView, ...]
     cursor: int  # of the next page; 0 if this is the last one
 
 
@@ -105,7 +106,7 @@ class RetainedMessage(NamedTuple):
 class RetainedPage(NamedTuple):
     """Retained messages in no particular order."""
 
-    messages: Tuple[RetainedMessage, ...]
+    messages: tuple[RetainedMessage, ...]
     cursor: int  # of the next page; 0 if this is the last one
 
 
@@ -115,13 +116,13 @@ class TopicLevel(NamedTuple):
     topic: str  # up to this level
     level: str
     below: bool  # retained topics continue after it
-    message: Optional[RetainedMessage]  # of the topic that ends here
+    message: RetainedMessage | None  # of the topic that ends here
 
 
 class LevelPage(NamedTuple):
     """Levels in no particular order."""
 
-    levels: Tuple[TopicLevel, ...]
+    levels: tuple[TopicLevel, ...]
     cursor: int  # of the next page; 0 if this is the last one
 
 
@@ -146,13 +147,13 @@ class BanView(NamedTuple):
     cause: str  # "operator", "failed_logins", "protocol_errors" or "reconnects"
     reason: str  # as the operator gave it
     bans: int  # of these clients for this cause so far
-    seconds_left: Optional[float]  # None = until it is lifted
+    seconds_left: float | None  # None = until it is lifted
 
 
 class BanPage(NamedTuple):
     """Bans, those of operators last."""
 
-    bans: Tuple[BanView, ...]
+    bans: tuple[BanView, ...]
     cursor: int  # of the next page; 0 if this is the last one
 
 
@@ -201,7 +202,7 @@ class MemoryStatus(NamedTuple):
     resident: int
     stage: int
     stage_name: str
-    parts: Tuple[MemoryPart, ...]
+    parts: tuple[MemoryPart, ...]
     refused: Mapping[str, int]  # "connections", "subscriptions", "retained", "wills"
 
 
@@ -242,7 +243,7 @@ class BrokerStatus(NamedTuple):
     durability: str
     totals: Totals
     drops: Mapping[str, int]  # messages not delivered, by cause
-    drops_by_listener: Mapping[Tuple[str, ...], int]  # by listener, "" = clients that are not connected, and cause
+    drops_by_listener: Mapping[tuple[str, ...], int]  # by listener, "" = clients that are not connected, and cause
     clients_connected: int
     clients_connected_maximum: int
     sessions: int
@@ -262,7 +263,7 @@ class BrokerStatus(NamedTuple):
     limits_reached: Mapping[str, int]  # by the name of the setting
     logins: dict[tuple[str, str], int]  # by authenticator and outcome
     logins_failed: int
-    connects_refused: Mapping[Tuple[str, ...], float]  # by listener and reason
+    connects_refused: Mapping[tuple[str, ...], float]  # by listener and reason
     denials: Mapping[str, int]  # of the access rules, by action
     logins_banned: int  # refused because of a ban
     publishers_waiting: int

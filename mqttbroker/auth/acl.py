@@ -8,7 +8,7 @@ no pattern, so that a name cannot widen a pattern.
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -37,14 +37,14 @@ class Rule:
         self.of_client = "%c" in levels
         self.of_user = "%u" in levels
 
-    def matches(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def matches(self, client_id: str, username: str | None, topic: str) -> bool:
         """Whether this rule, as a pattern, matches a topic for the client."""
         if topic.startswith("$") != self.topic_filter.startswith("$"):
             return False  # a name must not be the $ level
         topic_filter = self.filter_for(client_id, username)
         return topic_filter != "" and matches(topic_filter, topic)
 
-    def filter_for(self, client_id: str, username: Optional[str]) -> str:
+    def filter_for(self, client_id: str, username: str | None) -> str:
         """The filter of this rule, as a pattern, for the client; "" if it has none."""
         if self.of_user:
             if not username or "/" in username:
@@ -66,8 +66,8 @@ class Section:
     """The rules of one user, or all patterns."""
 
     def __init__(self) -> None:
-        self.denials: List[Rule] = []
-        self.grants: List[Rule] = []
+        self.denials: list[Rule] = []
+        self.grants: list[Rule] = []
 
     def add(self, rule: Rule) -> None:
         if rule.access == DENY:
@@ -85,7 +85,7 @@ class Acl(Authorizer):
     def __init__(self) -> None:
         super().__init__(True)
         self.anonymous = Section()
-        self.users: Dict[str, Section] = {}
+        self.users: dict[str, Section] = {}
         self.patterns = Section()
 
     def replace(self, other: Acl) -> None:
@@ -94,20 +94,20 @@ class Acl(Authorizer):
         self.users = other.users
         self.patterns = other.patterns
 
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
         return self._allows(WRITE, client_id, username, topic)
 
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> bool:
         return self._allows(READ, client_id, username, topic)
 
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         """False only if a denial covers the whole filter."""
         for rule in self._section(username).denials:
             if covers(rule.topic_filter, topic_filter):
                 return False
         return True
 
-    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_all(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         """A rule of the user, or a pattern, covers the filter, and no denial before it overlaps with the filter."""
         section = self._section(username)
         for rule in section.denials:
@@ -130,7 +130,7 @@ class Acl(Authorizer):
                 return True
         return False
 
-    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_some(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         """A rule of the user, or a pattern, overlaps with the filter."""
         for rule in self._section(username).grants:
             if rule.access & READ and overlap(rule.topic_filter, topic_filter):
@@ -144,7 +144,7 @@ class Acl(Authorizer):
                     return True
         return False
 
-    def denies(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def denies(self, client_id: str, username: str | None, topic: str) -> bool:
         for rule in self._section(username).denials:
             if matches(rule.topic_filter, topic):
                 return True
@@ -154,10 +154,10 @@ class Acl(Authorizer):
                     return True
         return False
 
-    def _section(self, username: Optional[str]) -> Section:
+    def _section(self, username: str | None) -> Section:
         return self.anonymous if username is None else self.users.get(username, _NO_RULES)
 
-    def _allows(self, access: int, client_id: str, username: Optional[str], topic: str) -> bool:
+    def _allows(self, access: int, client_id: str, username: str | None, topic: str) -> bool:
         section = self._section(username)
         for rule in section.denials:
             if matches(rule.topic_filter, topic):
@@ -176,7 +176,7 @@ class Acl(Authorizer):
         return False
 
 
-def _fit_patterns(client_id: str, username: Optional[str]) -> bool:
+def _fit_patterns(client_id: str, username: str | None) -> bool:
     """Whether these names may take the place of %c and %u: a wildcard in them would widen a pattern."""
     names = client_id if username is None else client_id + username
     return "+" not in names and "#" not in names

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 from mqttbroker.auth.acl import DENY, READ, WRITE, Acl, Rule, Section, parse_rule
 
@@ -13,7 +13,7 @@ ACCESS_WORDS = {READ: "read", WRITE: "write", READ | WRITE: "readwrite", DENY: "
 class AclRule(NamedTuple):
     """One rule. ``username`` None = of anonymous clients, or of all if ``pattern``; ``access`` as in the file."""
 
-    username: Optional[str]
+    username: str | None
     pattern: bool
     access: str
     topic_filter: str
@@ -31,12 +31,12 @@ def rules_in(acl: Acl) -> Iterator[AclRule]:
     yield from _of_section(acl.patterns, None, True)
 
 
-def _of_section(section: Section, username: Optional[str], pattern: bool) -> Iterator[AclRule]:
+def _of_section(section: Section, username: str | None, pattern: bool) -> Iterator[AclRule]:
     for rule in [*section.denials, *section.grants]:
         yield _described(rule, username, pattern)
 
 
-def _described(rule: Rule, username: Optional[str], pattern: bool) -> AclRule:
+def _described(rule: Rule, username: str | None, pattern: bool) -> AclRule:
     return AclRule(username, pattern, ACCESS_WORDS[rule.access], rule.topic_filter)
 
 
@@ -46,11 +46,11 @@ def check_username(username: str) -> None:
         raise ValueError("a user name must not be empty, begin or end with a blank or have a line break")
 
 
-def _lines(text: str) -> Tuple[List[str], List[Tuple[str, Optional[str], Optional[AclRule]]]]:
+def _lines(text: str) -> tuple[list[str], list[tuple[str, str | None, AclRule | None]]]:
     """The lines of a valid text; and for each its kind ("user", "topic", "pattern" or ""), its user, and its rule."""
     lines = text.split("\n")
-    parsed: List[Tuple[str, Optional[str], Optional[AclRule]]] = []
-    user: Optional[str] = None
+    parsed: list[tuple[str, str | None, AclRule | None]] = []
+    user: str | None = None
     for line in lines:
         words = line.split(None, 1)
         kind = words[0] if words and not words[0].startswith("#") else ""

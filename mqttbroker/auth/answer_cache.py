@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 from collections import OrderedDict
-from typing import Any, Optional
+from typing import Any
 
 _OVERHEAD = 200  # bytes of an entry beside its answer
 
@@ -28,7 +28,7 @@ class AnswerCache:
     def digest(self, login: bytes) -> bytes:
         return hashlib.blake2b(login, digest_size=32, key=self._key).digest()
 
-    def get(self, digest: bytes, now: float) -> Optional[dict[str, Any]]:
+    def get(self, digest: bytes, now: float) -> dict[str, Any] | None:
         found = self._answers.get(digest)
         if found is None or found[0] <= now:
             return None

@@ -7,14 +7,13 @@ to the event loop.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import secrets
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Callable, Optional
 
 from mqttbroker.auth.background import BackgroundAuthenticator
 from mqttbroker.auth.login_queue import TOO_MANY_BYTES, TOO_MANY_LOGINS, Login, LoginQueue
@@ -30,8 +29,8 @@ from mqttbroker.codec.reason_codes import (
     SERVER_BUSY,
 )
 from mqttbroker.core.access.bans import Bans, BanTerms
-from mqttbroker.core.terms.deadline import Deadline
 from mqttbroker.core.access.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
+from mqttbroker.core.terms.deadline import Deadline
 
 log = logging.getLogger("mqttbroker.auth")
 
@@ -75,8 +74,8 @@ class PasswordAuthenticator(BackgroundAuthenticator):
         workers: int = WORKERS,
         capacity: int = CAPACITY,
         nonce: Callable[[], str] = new_nonce,
-        proven: Optional[ProvenPasswords] = None,
-        bans: Optional[Bans] = None,
+        proven: ProvenPasswords | None = None,
+        bans: Bans | None = None,
         max_bytes: int = 1 << 60,
     ) -> None:
         super().__init__("password_file")

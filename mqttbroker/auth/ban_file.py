@@ -15,13 +15,13 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker.auth.replace_file import replace_file
 from mqttbroker.core.access.ban_list import BAN_FILE, FOREVER, MAX_NAME, OPERATOR, Ban, Key
 from mqttbroker.core.access.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
-from mqttbroker.core.terms.networks import network_text
 from mqttbroker.core.access.offences import MAX_CREDIT, Record
+from mqttbroker.core.terms.networks import network_text
 from mqttbroker.defects import report_defect
 
 log = logging.getLogger("mqttbroker.auth")
@@ -38,10 +38,10 @@ class BanFile:
 
     def __init__(self, bans: Bans) -> None:
         self._bans = bans
-        self._file: Optional[Path] = None
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._writer: Optional[ThreadPoolExecutor] = None
-        self._timer: Optional[asyncio.TimerHandle] = None
+        self._file: Path | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._failure = ""  # of the last write
 
     def load(self, data_dir: Path, loop: asyncio.AbstractEventLoop) -> None:
@@ -153,7 +153,7 @@ def _rows(bans: list[Ban], records: list[Record], offset: float) -> Iterator[dic
         yield _row(ban.key, ban.cause, True, until, ban.number, ban.record) | {"reason": ban.reason}
 
 
-def _row(key: Key, cause: str, banned: bool, until: Optional[float], bans: int, record: Optional[Record]) -> dict[str, Any]:
+def _row(key: Key, cause: str, banned: bool, until: float | None, bans: int, record: Record | None) -> dict[str, Any]:
     row: dict[str, Any] = dict(zip(("address", "username", "client_id"), key))
     row |= {"cause": cause, "banned": banned, "until": until, "bans": bans}
     if record is not None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD
-from mqttbroker.core.terms.certificate_names import certificate_name
 from mqttbroker.core.access.policy import AuthenticationRequest, Authenticator, Identity
+from mqttbroker.core.terms.certificate_names import certificate_name
 
 
 class CertificateAuthenticator(Authenticator):

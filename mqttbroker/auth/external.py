@@ -12,8 +12,9 @@ import json
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Callable, Optional
+from typing import Any
 
 from mqttbroker.auth.answer_cache import AnswerCache
 from mqttbroker.auth.background import BackgroundAuthenticator
@@ -30,8 +31,8 @@ from mqttbroker.codec.reason_codes import (
     MQTTError,
 )
 from mqttbroker.core.access.bans import Bans
-from mqttbroker.core.terms.deadline import Deadline
 from mqttbroker.core.access.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
+from mqttbroker.core.terms.deadline import Deadline
 from mqttbroker.defects import keep_running
 
 log = logging.getLogger("mqttbroker.auth")
@@ -61,7 +62,7 @@ class ExternalLogin(WaitingLogin):
         super().__init__(address, request.size + len(fields) if request.size >= SHORT else 0)
         self.request = request
         self.fields = fields  # JSON
-        self.timer: Optional[Deadline] = None  # until it is refused because it waits for too long
+        self.timer: Deadline | None = None  # until it is refused because it waits for too long
 
 
 class _Call:
@@ -96,7 +97,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         self._unconnected.start()
         self._cache = AnswerCache(terms.cache_ttl, terms.cache_bytes)
         self._queue: LoginQueue[ExternalLogin] = LoginQueue()
-        self._process: Optional[_Process] = None  # the one that gets new logins
+        self._process: _Process | None = None  # the one that gets new logins
         self._retired: list[_Process] = []  # with calls of before a reload
         self._calls = 0
         self._suspect_calls = 0
@@ -206,7 +207,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
         else:
             process.close()
 
-    def _process_of(self, connection: PluginConnection) -> Optional[_Process]:
+    def _process_of(self, connection: PluginConnection) -> _Process | None:
         processes = [process for process in (self._process, *self._retired) if process is not None]
         return next((process for process in processes if process.connection is connection), None)
 
@@ -253,7 +254,7 @@ class ExternalAuthenticator(BackgroundAuthenticator):
                 newest.request.reject(SERVER_BUSY, TOO_MANY_LOGINS)
         self._start_calls()
 
-    def _remembered(self, fields: bytes) -> Optional[dict[str, Any]]:
+    def _remembered(self, fields: bytes) -> dict[str, Any] | None:
         """The remembered answer to a login; None if there is none, or if its permission has ended."""
         answer = self._cache.get(self._cache.digest(fields), self._loop.time())
         expires_at = None if answer is None else answer.get("expires_at")
@@ -432,7 +433,7 @@ def login_fields(request: AuthenticationRequest) -> bytes:
     ).encode()
 
 
-def _text(answer: dict[str, Any], name: str) -> Optional[str]:
+def _text(answer: dict[str, Any], name: str) -> str | None:
     found = answer.get(name)
     if found is None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker.auth.external import ExternalTerms
 from mqttbroker.auth.plugin_process import PluginSpec
@@ -13,7 +13,7 @@ from mqttbroker.config.settings import Settings
 EXTERNAL = ("http_callback", "plugin")
 
 
-def spec_of(kind: str, settings: Settings) -> Optional[PluginSpec]:
+def spec_of(kind: str, settings: Settings) -> PluginSpec | None:
     """The plug-in of a kind; None if there is none in the settings."""
     if kind == "plugin":
         plugin = settings.plugin
@@ -50,5 +50,5 @@ def terms_of(kind: str, settings: Settings) -> ExternalTerms:
     )
 
 
-def _spec(section: config.ExternalAuthenticator, plugin: str, options: dict[str, Any], path: Optional[str]) -> PluginSpec:
+def _spec(section: config.ExternalAuthenticator, plugin: str, options: dict[str, Any], path: str | None) -> PluginSpec:
     return PluginSpec(plugin, path, options, section.timeout, section.start_timeout, section.max_memory)

@@ -12,7 +12,7 @@ import json
 import re
 import ssl
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import aiohttp
 from yarl import URL
@@ -34,7 +34,7 @@ class HttpCallback:
         url: str,
         body: Mapping[str, str],
         headers: Mapping[str, str],
-        cafile: Optional[str],
+        cafile: str | None,
         max_concurrent: int,
         max_answer: int,
     ) -> None:
@@ -44,7 +44,7 @@ class HttpCallback:
         self._max_answer = max_answer
         self._max_concurrent = max_concurrent
         self._tls = tls_context(cafile) if self._url.scheme == "https" else None
-        self._session: Optional[aiohttp.ClientSession] = None
+        self._session: aiohttp.ClientSession | None = None
 
     async def authenticate(self, login: Login) -> Answer:
         body = render(self._body, login)
@@ -85,7 +85,7 @@ class HttpCallback:
             await self._session.close()
 
 
-def tls_context(cafile: Optional[str]) -> ssl.SSLContext:
+def tls_context(cafile: str | None) -> ssl.SSLContext:
     """The context that verifies the server, by the authorities of a file or of the system. Raises OSError."""
     if cafile is None:
         return ssl.create_default_context()
@@ -97,10 +97,10 @@ def tls_context(cafile: Optional[str]) -> ssl.SSLContext:
         raise OSError(f"cafile {cafile}: {error.strerror}") from None
 
 
-def render(body: Mapping[str, str], login: Login) -> Optional[bytes]:
+def render(body: Mapping[str, str], login: Login) -> bytes | None:
     """The body of a request; None if it needs the password as text, and that is not UTF-8."""
     password = login.password
-    values: dict[str, Optional[str]] = {
+    values: dict[str, str | None] = {
         "username": login.username,
         "password_base64": None if password is None else base64.b64encode(password).decode(),
         "clientid": login.client_id,
@@ -117,7 +117,7 @@ def render(body: Mapping[str, str], login: Login) -> Optional[bytes]:
     return json.dumps({key: _filled(template, values) for key, template in body.items()}).encode()
 
 
-def _filled(template: str, values: Mapping[str, Optional[str]]) -> Optional[str]:
+def _filled(template: str, values: Mapping[str, str | None]) -> str | None:
     whole = _PLACEHOLDER.fullmatch(template)
     if whole is not None:
         return values[whole[1]]

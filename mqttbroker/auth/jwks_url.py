@@ -10,8 +10,9 @@ import logging
 import ssl
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Final, Optional
+from typing import Final
 
 import aiohttp
 
@@ -28,7 +29,7 @@ class FetchError(Exception):
     """One line with the reason."""
 
 
-async def _get(url: str, timeout: float, max_size: int, context: Optional[ssl.SSLContext]) -> bytes:
+async def _get(url: str, timeout: float, max_size: int, context: ssl.SSLContext | None) -> bytes:
     headers = {"Accept": "application/jwk-set+json, application/json", "Accept-Encoding": "identity"}
     async with asyncio.timeout(timeout):
         async with aiohttp.ClientSession(auto_decompress=False) as session:
@@ -43,7 +44,7 @@ async def _get(url: str, timeout: float, max_size: int, context: Optional[ssl.SS
                 return data
 
 
-def fetch(url: str, timeout: float, max_size: int, cafile: Optional[Path]) -> bytes:
+def fetch(url: str, timeout: float, max_size: int, cafile: Path | None) -> bytes:
     """The body at a URL; ``timeout`` in seconds for all of it. Raises FetchError."""
     try:
         context = None if cafile is None else ssl.create_default_context(cafile=str(cafile))
@@ -65,7 +66,7 @@ class JwksUrl:
         self.settings = settings
         self._on_answer = on_answer
         self.shown = shown_url(str(settings.jwks_url))  # for logs and reports
-        self.keys: Optional[KeySet] = None
+        self.keys: KeySet | None = None
         self.error = ""  # of the last fetch
         self.fetched_at = 0.0  # Unix seconds of the last successful fetch
         self.successes = 0
@@ -73,8 +74,8 @@ class JwksUrl:
         self._fetch = 0  # number of the fetch in progress, 0 = none
         self._started = 0
         self._next_allowed = 0.0  # on the clock of the loop
-        self._timer: Optional[asyncio.TimerHandle] = None
-        self._give_up: Optional[asyncio.TimerHandle] = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._give_up: asyncio.TimerHandle | None = None
         self._stopped = False
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -121,7 +122,7 @@ class JwksUrl:
     def _run(self, number: int) -> None:
         """Called in a thread."""
         settings = self.settings
-        keys: Optional[KeySet] = None
+        keys: KeySet | None = None
         error = ""
         try:
             data = fetch(str(settings.jwks_url), settings.jwks_timeout, settings.jwks_max_size, settings.jwks_cafile)
@@ -136,7 +137,7 @@ class JwksUrl:
         except RuntimeError:
             pass  # the broker has stopped
 
-    def _answered(self, number: int, keys: Optional[KeySet], error: str) -> None:
+    def _answered(self, number: int, keys: KeySet | None, error: str) -> None:
         if number != self._fetch or self._stopped:
             return
         self._fetch = 0

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from typing import Callable, Final, Optional
+from collections.abc import Callable
+from typing import Final
 
 from mqttbroker.auth.background import BackgroundAuthenticator
 from mqttbroker.auth.jwks_url import JwksUrl
@@ -49,7 +50,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
         self.settings = settings
         self.capacity = capacity
         self.max_bytes = max_bytes
-        self.jwks: Optional[JwksUrl] = None
+        self.jwks: JwksUrl | None = None
         self._permissions = PermissionsReader()
         self._verifier = TokenVerifier(settings, self._permissions)
         self._in_force = settings
@@ -136,7 +137,7 @@ class JwtAuthenticator(BackgroundAuthenticator):
                     self._queue.append(login)
                     self._schedule()
 
-    def _token_of(self, request: AuthenticationRequest) -> Optional[str]:
+    def _token_of(self, request: AuthenticationRequest) -> str | None:
         """The token; None if the client has something else."""
         if request.method is not None:
             return None
@@ -234,11 +235,11 @@ class JwtAuthenticator(BackgroundAuthenticator):
         self._remembered = RememberedTokens(self._in_force.max_remembered_bytes)
 
 
-def _text(keys: Optional[KeySet]) -> Optional[bytes]:
+def _text(keys: KeySet | None) -> bytes | None:
     return None if keys is None else keys.text
 
 
-def read_keys(settings: Jwt) -> Optional[KeySet]:
+def read_keys(settings: Jwt) -> KeySet | None:
     """The keys in the settings or in the file that they name; None for a URL. Raises ConfigError."""
     algorithms = settings.algorithms
     if settings.secret is not None:

@@ -9,7 +9,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -35,7 +35,7 @@ class JwtKeyError(Exception):
 class VerificationKey:
     """A key and the algorithms that it is used with; ``name`` is its type in messages."""
 
-    def __init__(self, key: Any, name: str, algorithms: Sequence[str], kid: Optional[str] = None) -> None:
+    def __init__(self, key: Any, name: str, algorithms: Sequence[str], kid: str | None = None) -> None:
         self.key = key
         self.name = name
         self.algorithms = algorithms
@@ -49,7 +49,7 @@ class KeySet:
         self.keys = keys
         self.text = text
 
-    def candidates(self, kid: Optional[str], algorithm: str) -> list[VerificationKey]:
+    def candidates(self, kid: str | None, algorithm: str) -> list[VerificationKey]:
         """The keys that a token with this header may be signed by; of a key set only those with its key id."""
         return [key for key in self.keys if algorithm in key.algorithms and (kid is None or key.kid is None or key.kid == kid)]
 
@@ -135,7 +135,7 @@ def keys_of_jwks(data: bytes, algorithms: Sequence[str], with_secrets: bool) -> 
     return KeySet(keys, data)
 
 
-def _key_of_jwk(item: Any, algorithms: Sequence[str], with_secrets: bool) -> Optional[VerificationKey]:
+def _key_of_jwk(item: Any, algorithms: Sequence[str], with_secrets: bool) -> VerificationKey | None:
     """A key of a key set; None if it is for something else. Raises JwtKeyError for a malformed one."""
     if not isinstance(item, Mapping):
         raise JwtKeyError("not an object")

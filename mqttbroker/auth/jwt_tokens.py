@@ -7,7 +7,7 @@ import binascii
 import json
 import re
 import sys
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 import jwt
 from jwt import exceptions
@@ -54,8 +54,8 @@ class Token:
     def __init__(
         self,
         username: str,
-        client_id: Optional[str],
-        permissions: Optional[Permissions],
+        client_id: str | None,
+        permissions: Permissions | None,
         expires_at: float,
         required: list[tuple[str, str, list[str]]],
     ) -> None:
@@ -73,7 +73,7 @@ class Token:
             size += CLAIM_BYTES + sum(VALUE_BYTES + sys.getsizeof(value) for value in values)
         return size if self.permissions is None else size + self.permissions.size
 
-    def identity(self, client_id: str, username: Optional[str], now: float) -> Identity:
+    def identity(self, client_id: str, username: str | None, now: float) -> Identity:
         """The identity of a client with this token, at ``now`` in Unix seconds. Raises TokenError."""
         if self.expires_at and self.expires_at <= now:
             raise TokenError("the token has expired", True)
@@ -83,7 +83,7 @@ class Token:
         return Identity(self.username, self.client_id, self.permissions, self.expires_at)
 
 
-def expected(pattern: str, client_id: str, username: Optional[str]) -> Optional[str]:
+def expected(pattern: str, client_id: str, username: str | None) -> str | None:
     """The value of a claim for a client; None if it has no user name where one is needed."""
     parts = pattern.split("%u")
     if len(parts) > 1 and username is None:
@@ -124,7 +124,7 @@ class TokenVerifier:
             return self._token(claims)
         raise TokenError("the signature of the token is wrong")
 
-    def _header(self, text: str) -> tuple[str, Optional[str]]:
+    def _header(self, text: str) -> tuple[str, str | None]:
         """The algorithm and the key id."""
         part = text.partition(".")[0]
         try:
@@ -169,7 +169,7 @@ class TokenVerifier:
         if username is None:
             raise TokenError(f"the token has no {settings.username_claim}", True)
         client_id = _name_in(claims, settings.client_id_claim) if settings.client_id_claim else None
-        permissions: Optional[Permissions] = None
+        permissions: Permissions | None = None
         if settings.acl_claim and claims.get(settings.acl_claim) is not None:
             try:
                 permissions = self._permissions.of_claim(claims[settings.acl_claim])
@@ -182,7 +182,7 @@ class TokenVerifier:
         return Token(username, client_id, permissions, expires_at, required)
 
 
-def _name_in(claims: dict[str, Any], claim: str) -> Optional[str]:
+def _name_in(claims: dict[str, Any], claim: str) -> str | None:
     """The name in a claim; None without the claim. Raises TokenError if MQTT has no such name."""
     name = claims.get(claim)
     if name is None:

@@ -9,7 +9,7 @@ of the address with the most.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from typing import Generic, Optional, TypeVar
+from typing import Generic, TypeVar
 
 from mqttbroker.auth.passwords import Passwords
 from mqttbroker.core.access.policy import AuthenticationRequest
@@ -111,7 +111,7 @@ class LoginQueue(Generic[L]):
         self._length += 1
         self.size += login.size
 
-    def pop(self, with_suspects: bool = True) -> Optional[L]:
+    def pop(self, with_suspects: bool = True) -> L | None:
         """Remove the login whose turn it is; None if there is none."""
         line = self._trusted
         if with_suspects and (not line or (self._suspects and self._turn % SUSPECT_TURN == SUSPECT_TURN - 1)):

@@ -19,9 +19,10 @@ import os
 import re
 import stat
 from base64 import b64decode, b64encode
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Mapping, Optional, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from mqttbroker.auth import scram
 from mqttbroker.auth.replace_file import rewrite_file
@@ -248,7 +249,7 @@ def check_name(username: str) -> None:
         raise ValueError("a user name must have no colon, no control character and at most 65535 bytes")
 
 
-def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
+def set_password(path: Path, username: str, encoded: str | None) -> bool:
     """Write a user's hash into the file, which is created if missing; None removes the user.
 
     Returns whether the user was in the file. Raises OSError, and ValueError for an invalid user name or file.
@@ -266,7 +267,7 @@ def set_password(path: Path, username: str, encoded: Optional[str]) -> bool:
     return known
 
 
-def with_password(text: str, username: str, encoded: Optional[str]) -> tuple[str, bool]:
+def with_password(text: str, username: str, encoded: str | None) -> tuple[str, bool]:
     """Set the hash of a user in the text of a password file, or remove the user if ``encoded`` is None.
 
     Returns the new text, with comments and in the same order, and whether the user was in the old one.

@@ -7,7 +7,7 @@ listener decide, if it has any. The lists ``pub``, ``sub`` and ``all`` allow the
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Final, List, Optional
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -46,7 +46,7 @@ class Permission:
         self.of_client = "%c" in topic_filter
         self.of_user = "%u" in topic_filter
 
-    def filter_for(self, client_id: str, username: Optional[str]) -> str:
+    def filter_for(self, client_id: str, username: str | None) -> str:
         """The filter with the client's names; "", which matches nothing, if a name would change its levels."""
         found = self.topic_filter
         if self.of_client:
@@ -69,12 +69,12 @@ class Permission:
 class TokenPermissions(Permissions):
     """The permissions in a token, or in the answer of an authentication server."""
 
-    def __init__(self, text: str, permissions: List[Permission], otherwise: int) -> None:
+    def __init__(self, text: str, permissions: list[Permission], otherwise: int) -> None:
         super().__init__(text, len(text) + PERMISSION_BYTES * len(permissions))
         self.permissions = permissions
         self.otherwise = otherwise
 
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> int:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> int:
         for permission in self.permissions:
             if permission.action & PUBLISH:
                 found = permission.filter_for(client_id, username)
@@ -82,7 +82,7 @@ class TokenPermissions(Permissions):
                     return permission.verdict
         return self.otherwise
 
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> int:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> int:
         for permission in self.permissions:
             # A denial of a literal filter is not about the topics that the filter matches.
             if permission.action & SUBSCRIBE and not (permission.literal and permission.verdict == DENIED):
@@ -91,7 +91,7 @@ class TokenPermissions(Permissions):
                     return permission.verdict
         return self.otherwise
 
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> int:
         for permission in self.permissions:
             if permission.action & SUBSCRIBE:
                 found = permission.filter_for(client_id, username)
@@ -99,7 +99,7 @@ class TokenPermissions(Permissions):
                     return permission.verdict
         return self.otherwise
 
-    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+    def may_read_some(self, client_id: str, username: str | None, topic_filter: str) -> int:
         for permission in self.permissions:
             if permission.action & SUBSCRIBE:
                 found = permission.filter_for(client_id, username)
@@ -120,7 +120,7 @@ class PermissionsReader:
     """Reads permissions; clients with the same ones share an object."""
 
     def __init__(self) -> None:
-        self._shared: Dict[str, Permissions] = {}
+        self._shared: dict[str, Permissions] = {}
 
     def of_claim(self, claim: object) -> Permissions:
         """The permissions in a claim, or in the member of a JSON object. Raises PermissionsError."""
@@ -143,16 +143,16 @@ class NoPermissions(Permissions):
     def __init__(self, text: str) -> None:
         super().__init__(text, len(text))
 
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> int:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> int:
         return DENIED
 
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> int:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> int:
         return DENIED
 
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> int:
         return DENIED
 
-    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+    def may_read_some(self, client_id: str, username: str | None, topic_filter: str) -> int:
         return DENIED
 
 
@@ -163,7 +163,7 @@ def _parse(text: str) -> Permissions:
         claim: Any = json.loads(text)
     except (ValueError, RecursionError):
         raise PermissionsError("not JSON") from None
-    permissions: List[Permission] = []
+    permissions: list[Permission] = []
     if isinstance(claim, dict):
         for name, topics in claim.items():
             if name not in _LISTS:
@@ -183,7 +183,7 @@ def _parse(text: str) -> Permissions:
     return TokenPermissions(text, permissions, otherwise)
 
 
-def _add_object(permissions: List[Permission], item: Dict[str, Any]) -> None:
+def _add_object(permissions: list[Permission], item: dict[str, Any]) -> None:
     """Add the permission of an object of the newer format."""
     for name in item:
         if name not in ("permission", "action", "topic", "topics", "qos", "retain"):
@@ -204,7 +204,7 @@ def _add_object(permissions: List[Permission], item: Dict[str, Any]) -> None:
         _add(permissions, ALLOWED if verdict == "allow" else DENIED, _ACTIONS[action], each)
 
 
-def _add(permissions: List[Permission], verdict: int, action: int, topics: Any) -> None:
+def _add(permissions: list[Permission], verdict: int, action: int, topics: Any) -> None:
     if isinstance(topics, str):
         topics = [topics]
     if not isinstance(topics, list):

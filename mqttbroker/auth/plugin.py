@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Optional, Protocol, Union
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,11 @@ class Login:
     """
 
     client_id: str
-    username: Optional[str]
-    password: Optional[bytes] = field(repr=False)
+    username: str | None
+    password: bytes | None = field(repr=False)
     address: str
     listener: str
-    certificate_name: Optional[str]
+    certificate_name: str | None
     version: int
 
 
@@ -42,10 +42,10 @@ class Accepted:
     connection ends at ``expires_at``, in Unix seconds.
     """
 
-    username: Optional[str] = None
-    client_id: Optional[str] = None
-    acl: Union[Mapping[str, Any], Sequence[Any], None] = None
-    expires_at: Optional[float] = None
+    username: str | None = None
+    client_id: str | None = None
+    acl: Mapping[str, Any] | Sequence[Any] | None = None
+    expires_at: float | None = None
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class Ignored:
     """Another authenticator decides."""
 
 
-Answer = Union[Accepted, Rejected, Ignored]
+Answer = Accepted | Rejected | Ignored
 
 
 class Unavailable(Exception):

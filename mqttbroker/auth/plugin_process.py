@@ -10,9 +10,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Optional
+from typing import Any
 
 from mqttbroker.auth.plugin_main import MAX_FRAME, encode
 
@@ -33,7 +34,7 @@ class PluginSpec:
     """A plug-in and how its process is run; times in seconds, sizes in bytes."""
 
     plugin: str
-    path: Optional[str]  # a directory with modules
+    path: str | None  # a directory with modules
     options: dict[str, Any] = field(repr=False)
     timeout: float
     start_timeout: float
@@ -49,7 +50,7 @@ class PluginProcess:
         self._spec = spec
         self._kind = kind
         self._closed = False
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start the process and wait until the plug-in is loaded. Raises PluginFailed, also if `close` is called."""
@@ -147,7 +148,7 @@ class PluginConnection(asyncio.Protocol):
             del received[:end]
             self._on_answer(self, json.loads(frame))
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if not self.closed:
             self.kill()
 

@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Optional
 
 from mqttbroker.auth.replace_file import replace_file
 from mqttbroker.defects import report_defect
@@ -51,9 +50,9 @@ class ProvenPasswords:
         self.capacity = capacity
         self._key = os.urandom(KEY_BYTES)
         self._proofs: OrderedDict[bytes, bytes] = OrderedDict()  # by id of user and line
-        self._file: Optional[Path] = None
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
-        self._writer: Optional[ThreadPoolExecutor] = None
+        self._file: Path | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._writer: ThreadPoolExecutor | None = None
         self._scheduled = False
         self._changed = False
         self._failure = ""  # of the last write
@@ -95,7 +94,7 @@ class ProvenPasswords:
 
     # --- the file -----------------------------------------------------------------------------------------------------
 
-    def load(self, data_dir: Path, key_file: Optional[Path], loop: asyncio.AbstractEventLoop) -> None:
+    def load(self, data_dir: Path, key_file: Path | None, loop: asyncio.AbstractEventLoop) -> None:
         """Read the records of an earlier process, and from now on write changes to the file.
 
         ``key_file`` None = one in a tmpfs. Without a key file the passwords are remembered in memory only, and the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict
-from typing import Optional
 
 from mqttbroker.auth.jwt_tokens import Token
 
@@ -22,7 +21,7 @@ class RememberedTokens:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def get(self, text: str) -> Optional[Token]:
+    def get(self, text: str) -> Token | None:
         return self._tokens.get(_digest(text))
 
     def add(self, text: str, token: Token) -> None:

@@ -7,7 +7,7 @@ import stat
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 
 class FileChanged(Exception):
@@ -54,7 +54,7 @@ def replace_file(path: Path, parts: Iterable[bytes], durable: bool) -> str:
     return ""
 
 
-def rewrite_file(path: Path, data: bytes, modes: int = 0o777, before: Optional[Contents] = None) -> None:
+def rewrite_file(path: Path, data: bytes, modes: int = 0o777, before: Contents | None = None) -> None:
     """Replace a file durably by one with the same owner and those of its permissions that are in ``modes``; a new file
     has mode 0600. A symbolic link stays, its target is replaced.
 

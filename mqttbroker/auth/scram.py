@@ -11,7 +11,8 @@ import hashlib
 import hmac
 import re
 from base64 import b64decode, b64encode
-from typing import Callable, Final
+from collections.abc import Callable
+from typing import Final
 
 METHOD: Final = "SCRAM-SHA-256"
 

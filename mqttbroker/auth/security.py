@@ -11,9 +11,9 @@ import dataclasses
 import hashlib
 import ipaddress
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Callable, Optional
+from typing import TYPE_CHECKING
 
 from mqttbroker.auth.acl import Acl, AclError, parse_acl
 from mqttbroker.auth.authentication import PasswordAuthenticator
@@ -30,8 +30,6 @@ from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings
 from mqttbroker.core.access.bans import Bans, BanTerms
-from mqttbroker.core.broker import Broker
-from mqttbroker.core.terms.networks import Networks
 from mqttbroker.core.access.policy import (
     AllowAll,
     AnonymousPolicy,
@@ -41,6 +39,8 @@ from mqttbroker.core.access.policy import (
     Authorizer,
     Rules,
 )
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.terms.networks import Networks
 
 if TYPE_CHECKING:
     from mqttbroker.auth.jwt_authenticator import JwtAuthenticator
@@ -64,7 +64,7 @@ class Security:
         self._acls: dict[Path, Acl] = {}
         self._versions: dict[Path, str] = {}  # of the contents in force of each file
         self._reading = asyncio.Lock()  # held while files are read or changed, and put in force
-        self.jwt: Optional[JwtAuthenticator] = None
+        self.jwt: JwtAuthenticator | None = None
         self._external: dict[str, ExternalAuthenticator] = {}
         # The key that names each file, for errors; the first if there are several.
         self._password_files: dict[Path, str] = {}
@@ -135,10 +135,10 @@ class Security:
             reason = "no authentication, so every client is anonymous"
             log.warning("event=acl_without_users listener=%s reason=%s", listener.address, reason)
 
-    def _authorizer(self, acl_file: Optional[Path]) -> Authorizer:
+    def _authorizer(self, acl_file: Path | None) -> Authorizer:
         return AllowAll() if acl_file is None else self._acls[acl_file]
 
-    def _authenticator(self, kind: str, listener: Listener) -> Optional[Authenticator]:
+    def _authenticator(self, kind: str, listener: Listener) -> Authenticator | None:
         """The authenticator of a kind for clients of a listener; None if the listener has none."""
         if kind == "certificate":
             return CertificateAuthenticator(listener.certificate_identity) if listener.use_identity_as_username else None
@@ -164,7 +164,7 @@ class Security:
         found += self._external.values()
         return found
 
-    def rules_of(self, listener: Listener) -> Optional[str]:
+    def rules_of(self, listener: Listener) -> str | None:
         """The name of a listener's rules in ``rules``; None = the common ones."""
         path = self._settings.acl_file_of(listener)
         return None if path == self._settings.acl_file else str(path or "")
@@ -315,7 +315,7 @@ def http_ban_terms(settings: Settings) -> BanTerms:
     return terms
 
 
-def _jwt_authenticator(settings: Settings) -> Optional[JwtAuthenticator]:
+def _jwt_authenticator(settings: Settings) -> JwtAuthenticator | None:
     """The authenticator of tokens; None without one in the settings. Raises ConfigError."""
     if not settings.jwt.configured:
         return None
@@ -324,7 +324,7 @@ def _jwt_authenticator(settings: Settings) -> Optional[JwtAuthenticator]:
     return JwtAuthenticator(settings.jwt, settings.logins.max_waiting, settings.limits.max_total_connect_bytes)
 
 
-def _note(files: dict[Path, str], path: Optional[Path], key: str) -> None:
+def _note(files: dict[Path, str], path: Path | None, key: str) -> None:
     if path is not None:
         files.setdefault(path, key)
 

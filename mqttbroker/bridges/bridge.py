@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Final, List, NamedTuple, Optional, Tuple
+from typing import Any, Final, NamedTuple
 
 from mqttbroker.bridges.bridge_progress import CONNECTED, CONNECTING, DISABLED, WAITING, BridgeProgress
 from mqttbroker.bridges.link import Link
@@ -35,7 +36,7 @@ class BridgeStatus(NamedTuple):
     name: str
     state: str
     address: str  # of the remote, or of the last one that was tried
-    addresses: Tuple[str, ...]
+    addresses: tuple[str, ...]
     version: str
     client_id: str  # at the remote
     since: float  # when the state began
@@ -46,10 +47,10 @@ class BridgeStatus(NamedTuple):
     messages_in: int
     bytes_out: int
     bytes_in: int
-    dropped: Tuple[Tuple[str, int], ...]  # messages by cause
+    dropped: tuple[tuple[str, int], ...]  # messages by cause
     queued_messages: int
     queued_bytes: int
-    refused_filters: Tuple[str, ...]  # that the remote does not let the bridge subscribe to
+    refused_filters: tuple[str, ...]  # that the remote does not let the bridge subscribe to
     down_since: float  # when the last link ended, or the bridge began; 0.0 if connected or disabled
 
 
@@ -85,11 +86,11 @@ class Bridge:
             {rule.remote.topic_filter for rule in self._rules if rule.comes_in},
             settings.shared_sessions,
         )
-        self._link: Optional[Link] = None
-        self._task: Optional[asyncio.Task[None]] = None
+        self._link: Link | None = None
+        self._task: asyncio.Task[None] | None = None
         self._stopping = False
         self._private = settings.try_private and settings.version == "3.1.1"
-        self._new_filters: List[str] = []  # local ones, subscribed to since the last link
+        self._new_filters: list[str] = []  # local ones, subscribed to since the last link
 
     @property
     def topic(self) -> str:
@@ -100,7 +101,7 @@ class Bridge:
         return self.settings.client_id or f"{self.settings.name}-{self._remotes.identity}"
 
     @property
-    def session(self) -> Optional[Session]:
+    def session(self) -> Session | None:
         return self._context.broker.registry.get(self.local_client_id)
 
     def start(self) -> None:

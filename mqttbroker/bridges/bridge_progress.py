@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Final, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Final
 
 from mqttbroker.codec.reason_codes import name as name_of_code
 from mqttbroker.config.remote_address import Address
@@ -69,7 +70,7 @@ class BridgeProgress:
             self._logs_link = True
             log.warning("event=bridge_disconnected bridge=%s address=%s reason=%s", self._name, self.address, reason)
 
-    def connected(self, client_id: str, session_present: bool, refused: Sequence[Tuple[str, int]]) -> None:
+    def connected(self, client_id: str, session_present: bool, refused: Sequence[tuple[str, int]]) -> None:
         """There is a link. ``refused`` are remote filters and the reason codes of their refusal."""
         self.connects += 1
         self.refused_filters = [topic_filter for topic_filter, _ in refused]

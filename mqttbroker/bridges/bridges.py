@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Dict, List, Sequence
+from collections.abc import Sequence
 
 from mqttbroker.bridges.bridge import Bridge, BridgeContext, BridgeStatus
 from mqttbroker.config import settings as config
@@ -18,7 +18,7 @@ class Bridges:
 
     def __init__(self, context: BridgeContext) -> None:
         self._context = context
-        self._bridges: Dict[str, Bridge] = {}
+        self._bridges: dict[str, Bridge] = {}
         self._changing = asyncio.Lock()
 
     def start(self, settings: Sequence[config.Bridge]) -> None:
@@ -75,6 +75,6 @@ class Bridges:
         async with self._changing:
             await asyncio.gather(*(bridge.stop() for bridge in self._bridges.values()))
 
-    def statuses(self) -> List[BridgeStatus]:
+    def statuses(self) -> list[BridgeStatus]:
         """In the order of the settings."""
         return [bridge.status() for bridge in self._bridges.values()]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, List, Optional, Tuple
+from typing import Final
 
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PACKET_TOO_LARGE, MQTTError
 
@@ -16,7 +16,7 @@ class Frames:
         self.max_packet_size = max_packet_size
         self._data = b""
         self._position = 0  # of the next packet in the data
-        self._chunks: List[bytes] = []  # that follow the data
+        self._chunks: list[bytes] = []  # that follow the data
         self._waiting = 0  # bytes in the chunks
         self._needed = 2  # bytes of the next packet that there must be before it is parsed
 
@@ -30,7 +30,7 @@ class Frames:
             self._chunks.append(data)
             self._waiting += len(data)
 
-    def next(self) -> Optional[Tuple[int, bytes]]:
+    def next(self) -> tuple[int, bytes] | None:
         """The first byte of the next packet, and what follows its fixed header; None if it is incomplete.
 
         Raises MQTTError for a Remaining Length that is malformed, or larger than allowed.
@@ -51,7 +51,7 @@ class Frames:
         self._chunks = []
         self._waiting = 0
 
-    def _parse(self) -> Optional[Tuple[int, bytes]]:
+    def _parse(self) -> tuple[int, bytes] | None:
         """The next packet if all of it is in the data; else `_needed` is set."""
         data, start = self._data, self._position
         size = len(data) - start

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Set
-
 from mqttbroker.bridges.loop_tag import LoopTag
 from mqttbroker.bridges.outgoing_messages import REFUSED_FOR_GOOD
 from mqttbroker.bridges.packet_output import PacketOutput
@@ -36,7 +34,7 @@ class IncomingMessages:
         self._to_remote = to_remote
         self._to_local = to_local
         self._topics = incoming_map(terms.rules)
-        self._answered_here: Set[int] = set()  # packet ids of QoS 2 messages whose PUBREL is answered here
+        self._answered_here: set[int] = set()  # packet ids of QoS 2 messages whose PUBREL is answered here
 
     def publish(self, first: int, body: bytes) -> None:
         """PUBLISH of the remote: its first byte, and the bytes after its fixed header. Raises MQTTError."""

@@ -7,7 +7,8 @@ that does not read pauses the remote.
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Callable, Final, Optional
+from collections.abc import Callable
+from typing import Any, Final
 
 from mqttbroker.bridges.local_client import LocalTransport
 from mqttbroker.bridges.relay import JOINING, RELEASING, RUNNING, Relay
@@ -46,7 +47,7 @@ class Link:
         self._accept_until = loop.time() + accept_timeout
         self._on_running = on_running
         self._transport: Any = None
-        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer: asyncio.TimerHandle | None = None
         self._ticked = 0.0  # when `_tick` was called last
         self._remote_full = False  # its socket takes no more
         self._unread = 0  # bytes of answers since the socket is full
@@ -55,7 +56,7 @@ class Link:
         self._local_paused = False
         self._delivering = False
         self._was_running = False
-        self._over: Optional[RelayError] = None
+        self._over: RelayError | None = None
 
     # -- the socket ---------------------------------------------------------------
 

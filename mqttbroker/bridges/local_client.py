@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Final, List, Optional, Protocol
+from collections.abc import Callable
+from typing import Any, Final, Protocol
 
 from mqttbroker.net.wire import Wire
 
@@ -32,7 +33,7 @@ class LocalTransport:
 
     def __init__(self, owner: Owner, call_soon: Callable[..., Any], peer: str) -> None:
         self.reading = True
-        self.wire: Optional[Wire] = None
+        self.wire: Wire | None = None
         self._owner = owner
         self._call_soon = call_soon
         self._peer = peer
@@ -55,7 +56,7 @@ class LocalTransport:
         if not self._closed:
             self._owner.local_wrote(data)
 
-    def writelines(self, parts: List[Any]) -> None:
+    def writelines(self, parts: list[Any]) -> None:
         self.write(b"".join(parts))
 
     def get_write_buffer_size(self) -> int:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Dict, List, Sequence, cast
+from collections.abc import Sequence
+from typing import Any, cast
 
 from mqttbroker.bridges.frames import Frames
 from mqttbroker.bridges.local_client import LocalTransport
@@ -44,7 +45,7 @@ class LocalSessionUpdate:
         self._client_id = client_id
         self._local = LocalTransport(self, loop.call_soon, peer)
         self._frames = Frames(LARGEST_PACKET)
-        self._wanted: Dict[str, int] = outgoing_filters(rules, 2)
+        self._wanted: dict[str, int] = outgoing_filters(rules, 2)
         self._known = known_filters
         self._unanswered = 0  # SUBSCRIBEs and UNSUBSCRIBEs
 
@@ -55,7 +56,7 @@ class LocalSessionUpdate:
         self._local.open(Wire(self._endpoint))
         self._send([Connect(self._client_id, 5, False, 0, None, None, None, properties).encode()])
 
-    def _send(self, packets: List[bytes]) -> None:
+    def _send(self, packets: list[bytes]) -> None:
         wire = self._local.wire
         if wire is not None:
             wire.data_received(b"".join(packets))
@@ -93,7 +94,7 @@ class LocalSessionUpdate:
             self._finish("")
 
     def _subscribe(self) -> None:
-        packets: List[bytes] = []
+        packets: list[bytes] = []
         flags = NO_LOCAL | RETAIN_AS_PUBLISHED | NO_RETAINED  # the relay asks for retained messages
         for batch in batches(list(self._wanted)):
             requests = [Subscription(each, self._wanted[each] | flags) for each in batch]

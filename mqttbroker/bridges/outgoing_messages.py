@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Set
+from typing import Final
 
 from mqttbroker.bridges.loop_tag import LoopTag
 from mqttbroker.bridges.packet_output import PacketOutput
@@ -53,8 +53,8 @@ class OutgoingMessages:
         self._to_local = to_local
         self._topics = outgoing_map(terms.rules)
         # Packet ids of QoS 2 messages: those whose PUBREL is answered here, and those sent to the remote at QoS 1.
-        self._answered_here: Set[int] = set()
-        self._lowered: Set[int] = set()
+        self._answered_here: set[int] = set()
+        self._lowered: set[int] = set()
 
     def publish(self, first: int, body: bytes) -> None:
         """PUBLISH of the local session: its first byte, and the bytes after its fixed header."""

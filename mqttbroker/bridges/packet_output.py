@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import List
-
 from mqttbroker.codec.packets import Packet, encode_ack
 
 
@@ -12,7 +10,7 @@ class PacketOutput:
 
     def __init__(self, version: int) -> None:
         self.version = version
-        self.pieces: List[bytes] = []
+        self.pieces: list[bytes] = []
 
     def __bool__(self) -> bool:
         return bool(self.pieces)

@@ -8,7 +8,8 @@ may be lost with the connection.
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Callable, Deque, Final, Optional, Tuple, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from mqttbroker.bridges.frames import Frames
 from mqttbroker.bridges.incoming_messages import IncomingMessages
@@ -82,8 +83,8 @@ class Relay:
         self._before_first_id = before_first_id
         self._remote_frames = Frames(terms.max_packet_size)
         self._local_frames = Frames(LARGEST_PACKET)
-        self._early: Deque[Tuple[int, bytes]] = deque()  # local packets before RUNNING, bounded by the window
-        self._joined: Optional[LocalState] = None  # from JOINING to SUBSCRIBING
+        self._early: deque[tuple[int, bytes]] = deque()  # local packets before RUNNING, bounded by the window
+        self._joined: LocalState | None = None  # from JOINING to SUBSCRIBING
         self._keep_alive = KeepAlive()
         tag = LoopTag(terms.identity, terms.version)
         self._outgoing = OutgoingMessages(terms, counts, self.remote, tag, self.to_remote, self.to_local)

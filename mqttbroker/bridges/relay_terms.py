@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Final, List, NamedTuple, Optional, Sequence
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from topic_matcher.remapping import TopicRule
 
@@ -40,7 +41,7 @@ class Counts:
         self.bytes_out = 0
         self.bytes_in = 0
         # Messages that were acknowledged and not passed on, by cause.
-        self.dropped: Dict[str, int] = {"loop": 0, "refused": 0, "too_large": 0, "unmapped": 0}
+        self.dropped: dict[str, int] = {"loop": 0, "refused": 0, "too_large": 0, "unmapped": 0}
 
 
 class LocalState:
@@ -50,7 +51,7 @@ class LocalState:
     subscribed to. ``free_ids`` takes a number and returns as many packet ids that the session does not use.
     """
 
-    def __init__(self, received: Sequence[int], filters: Sequence[str], free_ids: Callable[[int], List[int]]) -> None:
+    def __init__(self, received: Sequence[int], filters: Sequence[str], free_ids: Callable[[int], list[int]]) -> None:
         self.received = received
         self.filters = filters
         self.free_ids = free_ids
@@ -89,12 +90,12 @@ class RelayTerms:
         self.private = False
         self.clean_start = False
         self.transient = False
-        self.username: Optional[str] = None
-        self.password: Optional[bytes] = None
+        self.username: str | None = None
+        self.password: bytes | None = None
         self.keep_alive = 60
         self.session_expiry = NEVER
         self.receive_maximum = 100
         self.max_inflight = 20
         self.max_packet_size = LARGEST_PACKET
         self.outgoing_retain = True
-        self.notification: Optional[str] = None
+        self.notification: str | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, Optional
+from typing import Final
 
 from mqttbroker.bridges.relay_terms import RelayError, RelayTerms
 from mqttbroker.codec.packets import Connack
@@ -34,7 +34,7 @@ class RemoteBroker:
         self.max_packet_size = terms.max_packet_size
         self.retain_available = True
         self.keep_alive = float(terms.keep_alive)  # seconds, 0.0 = none
-        self.aliases: Optional[TopicAliases] = None
+        self.aliases: TopicAliases | None = None
         self._terms = terms
 
     def accept(self, packet: Connack) -> None:

@@ -6,8 +6,9 @@ last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Dict, Final, List, Sequence, Set, cast
+from typing import Final, cast
 
 from mqttbroker.auth.replace_file import replace_file
 from mqttbroker.bridges.relay_terms import LocalState, RelayError, RemoteHistory
@@ -26,12 +27,12 @@ class RemoteSessions:
     A method that changes the file raises RelayError if it cannot be written.
     """
 
-    def __init__(self, path: Path, new_identity: str, filters: Set[str], shared: bool) -> None:
+    def __init__(self, path: Path, new_identity: str, filters: set[str], shared: bool) -> None:
         self._path = path
         self._state = read_state(path, new_identity)
         self._filters = filters
         self._shared = shared
-        self._ended: Set[str] = set()  # remotes that have ended the session of an earlier bridge
+        self._ended: set[str] = set()  # remotes that have ended the session of an earlier bridge
 
     @property
     def identity(self) -> str:
@@ -106,9 +107,9 @@ class RemoteSessions:
         return self._state.remote not in ("", key)
 
 
-def _in_flight(session: Session) -> Dict[int, int]:
+def _in_flight(session: Session) -> dict[int, int]:
     """The QoS of the messages in flight by packet id."""
-    found: Dict[int, int] = {}
+    found: dict[int, int] = {}
     for key, message in session.window.in_flight.items():
         found[cast(int, key)] = message.qos if isinstance(message, Delivery) else 2
     for entry in session.queue.entries:
@@ -117,9 +118,9 @@ def _in_flight(session: Session) -> Dict[int, int]:
     return found
 
 
-def _free_ids(used: Dict[int, int], last: int, count: int) -> List[int]:
+def _free_ids(used: dict[int, int], last: int, count: int) -> list[int]:
     """Packet ids that are not used, as far as possible from those that the session uses next."""
-    found: List[int] = []
+    found: list[int] = []
     packet_id = last
     while len(found) < count:
         if packet_id < 1:

@@ -6,8 +6,9 @@ import asyncio
 import os
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, Final, NamedTuple, Optional
+from typing import Any, Final, NamedTuple
 
 from mqttbroker.config.remote_address import Address
 
@@ -18,11 +19,11 @@ _VERSIONS: Final = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3
 class TlsTerms(NamedTuple):
     """``verify`` False accepts any certificate; ``cafile`` None = the authorities of the system."""
 
-    cafile: Optional[Path] = None
-    certfile: Optional[Path] = None
-    keyfile: Optional[Path] = None
+    cafile: Path | None = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
     verify: bool = True
-    server_name: Optional[str] = None
+    server_name: str | None = None
     version: str = "1.2"
 
 
@@ -58,7 +59,7 @@ def client_context(terms: TlsTerms, websocket: bool) -> ssl.SSLContext:
 async def connect(address: Address, tls: TlsTerms, protocol: Callable[[], Any], timeout: float) -> None:
     """Connect a new protocol to an address. Raises OSError; `reason_of` has its reason."""
     loop = asyncio.get_running_loop()
-    options: Dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if address.tls:
         # It reads files: those of the system's authorities take many milliseconds.
         options["ssl"] = await loop.run_in_executor(None, client_context, tls, address.websocket)

@@ -6,7 +6,7 @@ subscriptions on both sides are made those of the bridge.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Set, Tuple
+from typing import Any
 
 from mqttbroker.bridges.packet_output import PacketOutput
 from mqttbroker.bridges.relay_terms import LocalState, RelayError, RelayTerms, RemoteHistory
@@ -28,16 +28,16 @@ class SessionSetup:
         to_remote: PacketOutput,
         to_local: PacketOutput,
     ) -> None:
-        self.refused_filters: List[Tuple[str, int]] = []  # remote filters and the reason codes of their refusal
+        self.refused_filters: list[tuple[str, int]] = []  # remote filters and the reason codes of their refusal
         self._terms = terms
         self._remote = remote
         self._history = history
         self._to_remote = to_remote
         self._to_local = to_local
         # Requests without an answer.
-        self._local_releases: Set[int] = set()
-        self._remote_releases: Set[int] = set()
-        self._remote_requests: Dict[int, List[str]] = {}  # filters by packet id, of SUBSCRIBEs and UNSUBSCRIBEs
+        self._local_releases: set[int] = set()
+        self._remote_releases: set[int] = set()
+        self._remote_requests: dict[int, list[str]] = {}  # filters by packet id, of SUBSCRIBEs and UNSUBSCRIBEs
 
     @property
     def released_all_locally(self) -> bool:
@@ -90,7 +90,7 @@ class SessionSetup:
         retained = RETAINED_IF_NEW if qos else 0
         return qos | NO_LOCAL | RETAIN_AS_PUBLISHED | retained
 
-    def _ask_remote(self, packet: Subscribe | Unsubscribe, filters: List[str]) -> None:
+    def _ask_remote(self, packet: Subscribe | Unsubscribe, filters: list[str]) -> None:
         self._remote_requests[packet.packet_id] = filters
         self._to_remote.send(packet)
 

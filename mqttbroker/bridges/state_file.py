@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any, Dict, Final, List
+from typing import Any, Final
 
 log = logging.getLogger("mqttbroker.bridges")
 
@@ -22,8 +22,8 @@ class BridgeState:
     def __init__(self, identity: str) -> None:
         self.identity = identity
         self.remote = ""
-        self.filters: Dict[str, List[str]] = {}
-        self.left_behind: Dict[str, List[int]] = {}
+        self.filters: dict[str, list[str]] = {}
+        self.left_behind: dict[str, list[int]] = {}
 
 
 def read_state(path: Path, identity: str) -> BridgeState:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Sequence
+from collections.abc import Sequence
+from typing import Final
 
 from topic_matcher.remapping import TopicRule
 
@@ -13,9 +14,9 @@ RETAINED_IF_NEW: Final = 0x10
 NO_RETAINED: Final = 0x20
 
 
-def outgoing_filters(rules: Sequence[TopicRule], max_qos: int) -> Dict[str, int]:
+def outgoing_filters(rules: Sequence[TopicRule], max_qos: int) -> dict[str, int]:
     """The QoS of the subscriptions at the local broker by filter."""
-    wanted: Dict[str, int] = {}
+    wanted: dict[str, int] = {}
     for rule in rules:
         if rule.goes_out:
             found = rule.local.topic_filter
@@ -23,9 +24,9 @@ def outgoing_filters(rules: Sequence[TopicRule], max_qos: int) -> Dict[str, int]
     return wanted
 
 
-def incoming_filters(rules: Sequence[TopicRule]) -> Dict[str, int]:
+def incoming_filters(rules: Sequence[TopicRule]) -> dict[str, int]:
     """The QoS of the subscriptions at the remote by filter."""
-    wanted: Dict[str, int] = {}
+    wanted: dict[str, int] = {}
     for rule in rules:
         if rule.comes_in:
             found = rule.remote.topic_filter
@@ -33,6 +34,6 @@ def incoming_filters(rules: Sequence[TopicRule]) -> Dict[str, int]:
     return wanted
 
 
-def batches(filters: List[str]) -> List[List[str]]:
+def batches(filters: list[str]) -> list[list[str]]:
     """Filters in lists of one packet each."""
     return [filters[at : at + FILTERS_PER_PACKET] for at in range(0, len(filters), FILTERS_PER_PACKET)]

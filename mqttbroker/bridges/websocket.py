@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
@@ -31,7 +31,7 @@ class WebSocketClient:
     def __init__(self, link: Any, address: Address, max_packet_size: int, timeout: float) -> None:
         self._link = link
         self._timeout = timeout
-        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer: asyncio.TimerHandle | None = None
         self._transport: Any = None
         self._library = ClientProtocol(
             parse_uri(str(address)),

@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mqttbroker.cli import broker_api, cluster_commands, stream_commands
 from mqttbroker.cli.broker_api import DONE, EXIT_STATUSES, FAILED, WRONG_CALL, BrokerApi, CommandError, in_path
@@ -110,7 +110,7 @@ def show_one(options: argparse.Namespace, item: dict[str, Any]) -> int:
     return DONE
 
 
-def _ago(at: Optional[float]) -> str:
+def _ago(at: float | None) -> str:
     return "" if not at else duration(time.time() - at)
 
 
@@ -455,7 +455,7 @@ def bridges(api: BrokerApi, options: argparse.Namespace) -> int:
 
 
 def trace(api: BrokerApi, options: argparse.Namespace) -> int:
-    path: Optional[str] = options.write
+    path: str | None = options.write
     kind = "text" if path is None else "pcap"
     pieces = api.stream(
         "/trace", options.seconds, client_id=options.client_id, address=options.address, topic=options.topic,
@@ -626,7 +626,7 @@ def with_action(words: list[str]) -> list[str]:
 
 def run(options: argparse.Namespace) -> int:
     """Run one of the commands; raises ConfigError if the settings cannot be read."""
-    api: Optional[BrokerApi] = None
+    api: BrokerApi | None = None
     try:
         api = broker_api.broker_api(options)
         run: Callable[[BrokerApi, argparse.Namespace], int] = options.api_command

@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NoReturn, Optional
+from typing import Any, NoReturn
 
 from mqttbroker.cli.broker_processes import BrokerCpu, UnknownCpu, broker_of
 from mqttbroker.cli.load import MAX_MESSAGES, MIN_SIZE, TIMER, Account, Load, Opener, Plan
@@ -125,7 +125,7 @@ def main(words: list[str]) -> int:
 
 def _plan(options: argparse.Namespace) -> Plan:
     """The plan of the options. Raises OptionError."""
-    bounds: tuple[tuple[str, float, Optional[float], float], ...] = (
+    bounds: tuple[tuple[str, float, float | None, float], ...] = (
         ("--publishers", 1, options.publishers, math.inf), ("--subscribers", 0, options.subscribers, math.inf),
         ("--fan-out", 1, options.fan_out, math.inf), ("--size", MIN_SIZE, options.size, MAX_SIZE),
         ("--window", 1, options.window, 65535), ("--duration", 0.1, options.duration, math.inf),
@@ -194,7 +194,7 @@ class _Run:
         self._account = account
         self._plan = plan
         self._own_cpu = 0.0
-        self._cpu: Optional[BrokerCpu] = None
+        self._cpu: BrokerCpu | None = None
         self._cpu_used = 0.0
         self._cpu_unknown = ""
 

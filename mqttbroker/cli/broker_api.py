@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import quote, urlencode, urlsplit
 
 from mqttbroker import __version__
@@ -54,7 +54,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 class BrokerApi:
     """Requests to one broker. Methods raise CommandError."""
 
-    def __init__(self, url: str, token: Optional[str], ca_file: Optional[str]) -> None:
+    def __init__(self, url: str, token: str | None, ca_file: str | None) -> None:
         from bridge_spark.source.http_client import HttpClient
 
         self.url = url
@@ -67,12 +67,12 @@ class BrokerApi:
         """The answer to a GET; parameters that are None are left out."""
         return self.request("GET", API + path, None, query)
 
-    def change(self, method: str, path: str, body: Optional[Mapping[str, Any]] = None, **query: Any) -> Any:
+    def change(self, method: str, path: str, body: Mapping[str, Any] | None = None, **query: Any) -> Any:
         """Send a change; keys of the body, and parameters, that are None are left out."""
         given = None if body is None else {name: value for name, value in body.items() if value is not None}
         return self.request(method, API + path, None if given is None else json.dumps(given).encode(), query)
 
-    def request(self, method: str, path: str, body: Optional[bytes], query: Mapping[str, Any]) -> Any:
+    def request(self, method: str, path: str, body: bytes | None, query: Mapping[str, Any]) -> Any:
         """Send a request; returns the JSON of the answer."""
         from bridge_spark.source.http_client import HttpError
 
@@ -82,7 +82,7 @@ class BrokerApi:
         except HttpError as error:
             raise self._failure(error) from None
 
-    def read(self, path: str, position: int, length: Optional[int]) -> bytes:
+    def read(self, path: str, position: int, length: int | None) -> bytes:
         """``length`` bytes of a file from ``position``, None = the whole file; `NotFound` if there is none."""
         from bridge_spark.source.http_client import HttpError, NotFound
 
@@ -109,7 +109,7 @@ class BrokerApi:
         A line on stderr names each core of a cluster whose items are missing.
         """
         found: list[Any] = []
-        cursor: Optional[str] = None
+        cursor: str | None = None
         while True:
             size = min(_PAGE, limit - len(found)) if limit else _PAGE
             page = self.get(path, limit=size, cursor=cursor, **query)

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 _PARTS = ("mqttbroker: worker", "mqttbroker: shard")  # titles of processes whose parent is the broker
 _LISTEN = "0A"
@@ -42,7 +41,7 @@ def broker_of(connection: socket.socket) -> BrokerCpu:
         raise UnknownCpu("needs Linux")
     if connection.family == socket.AF_UNIX:
         credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-        pid: Optional[int] = struct.unpack("3i", credentials)[0]
+        pid: int | None = struct.unpack("3i", credentials)[0]
     else:
         here, there = connection.getsockname(), connection.getpeername()
         if here[0] != there[0]:
@@ -66,7 +65,7 @@ def process_tree(pid: int) -> list[int]:
     return found
 
 
-def lock_holder(path: Path) -> Optional[int]:
+def lock_holder(path: Path) -> int | None:
     """The process that has locked a file with flock(2); None if none has, or it is in another container. Raises OSError."""
     inode = path.stat().st_ino
     for line in Path("/proc/locks").read_text(encoding="ascii").splitlines():
@@ -76,7 +75,7 @@ def lock_holder(path: Path) -> Optional[int]:
     return None
 
 
-def _inode(local_port: int, remote_port: int) -> Optional[str]:
+def _inode(local_port: int, remote_port: int) -> str | None:
     """The inode of the socket with these ports, or of one that listens on the first; None if there is none."""
     listening = None
     for name in ("tcp", "tcp6"):
@@ -95,7 +94,7 @@ def _inode(local_port: int, remote_port: int) -> Optional[str]:
     return listening
 
 
-def _owner(inode: str) -> Optional[int]:
+def _owner(inode: str) -> int | None:
     """The process that has this socket open; None if that cannot be seen."""
     target = f"socket:[{inode}]"
     for pid in _pids():

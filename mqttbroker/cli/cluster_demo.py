@@ -17,11 +17,11 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Any, Optional, Sequence
+from typing import Any
 
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
@@ -72,7 +72,7 @@ class Node:
         self.directory.mkdir()
         (self.port,) = free_ports(1)
         self.http_port, link_port = range_of_ports(SHARDS + 1), range_of_ports(SHARDS + 1)
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._config = self.directory / "broker.toml"
         servers = ", ".join(f'"{server}"' for server in kafka)
         self._config.write_text(
@@ -387,7 +387,7 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
     return kept and len(retained) == len(sensors)
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(
         "cluster-demo", "From sensors over three nodes and three Kafka brokers to a Spark table, with kills.",
         "the data of nodes and Kafka, and the table", demo, arguments,

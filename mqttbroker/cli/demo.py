@@ -22,11 +22,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional, Sequence
+from typing import TYPE_CHECKING
 
 from aiomqtt import Client, ProtocolVersion
 from rich import box
@@ -234,7 +234,7 @@ class Ingest:
         self.moved = moved
         self.rows = 0
         self.bad = 0
-        self.failure: Optional[Exception] = None
+        self.failure: Exception | None = None
         self.stop = threading.Event()
         self.thread = threading.Thread(target=self._run, name="ingest")
 
@@ -358,7 +358,7 @@ def demo(console: Console, sensors: list[Sensor], directory: Path) -> bool:
 Demo = Callable[[Console, list[Sensor], Path], bool]
 
 
-def run_command(program: str, description: str, kept: str, perform: Demo, arguments: Optional[Sequence[str]]) -> int:
+def run_command(program: str, description: str, kept: str, perform: Demo, arguments: Sequence[str] | None) -> int:
     """The command of a demo, which ``perform`` does in a directory for what is ``kept`` on demand; returns the exit status."""
     parser = argparse.ArgumentParser(prog=program, description=description)
     parser.add_argument("--data", type=Path, metavar="DIR", help="CSV files (timestamp,value) instead of a simulated plant")
@@ -381,7 +381,7 @@ def run_command(program: str, description: str, kept: str, perform: Demo, argume
     return 0 if complete else 1
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     return run_command("demo", "From sensors to a Spark table, with one command.", "the broker's data and the table", demo, arguments)
 
 

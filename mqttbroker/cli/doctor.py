@@ -19,9 +19,9 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mqttbroker import build_kind
 from mqttbroker.cli.tables import cell, print_json
@@ -77,7 +77,7 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(finding.state == PROBLEM for finding in found) else 0
 
 
-def findings(config: Optional[Path], data_dir: Optional[str]) -> Iterator[Finding]:
+def findings(config: Path | None, data_dir: str | None) -> Iterator[Finding]:
     """Run all checks."""
     yield from _build()
     flags = {} if data_dir is None else {"--data-dir": data_dir}
@@ -341,7 +341,7 @@ def _certificates(settings: Settings) -> Iterator[Finding]:
             expires = x509.load_pem_x509_certificates(path.read_bytes())[0].not_valid_after_utc
         except (OSError, ValueError):
             continue  # a problem of the configuration
-        left = expires - datetime.now(timezone.utc)
+        left = expires - datetime.now(UTC)
         text = f"{name}: {path} is valid until {expires:%Y-%m-%d %H:%M} UTC"
         if left < timedelta(0):
             yield Finding("certificate", PROBLEM, text, "renew it, then: mqttbroker reload")
@@ -379,7 +379,7 @@ def _clock(settings: Settings) -> Iterator[Finding]:
         )
 
 
-def clock_is_synchronised() -> Optional[bool]:
+def clock_is_synchronised() -> bool | None:
     """Whether the kernel's clock is synchronised; None where it does not tell."""
     try:
         adjtimex = ctypes.CDLL(None, use_errno=True).adjtimex

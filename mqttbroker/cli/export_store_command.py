@@ -12,7 +12,7 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, List, NamedTuple
+from typing import Any, NamedTuple
 
 from mqttbroker.config.load import load_settings
 
@@ -30,8 +30,8 @@ class _Exported(NamedTuple):
     """The contents of the new store in words, lines about its streams, and lines about what is missing."""
 
     contents: str
-    streams: List[str]
-    missing: List[str]
+    streams: list[str]
+    missing: list[str]
 
 
 def add_parser(commands: Any) -> None:
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-async def _export(settings: Any, directory: Path, left_out: List[str]) -> _Exported:
+async def _export(settings: Any, directory: Path, left_out: list[str]) -> _Exported:
     """Write the store beside ``directory``, and rename it when it is complete."""
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
         raise _Failure(f"{directory}: is not an empty directory")
@@ -94,7 +94,7 @@ async def _export(settings: Any, directory: Path, left_out: List[str]) -> _Expor
     return exported
 
 
-async def _write(settings: Any, unfinished: Path, left_out: List[str]) -> _Exported:
+async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Exported:
     from mqttbroker.admin.repair import DATABASE
     from mqttbroker.assembly import build_broker, restore
     from mqttbroker.auth.security import Security

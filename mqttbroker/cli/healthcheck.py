@@ -12,7 +12,7 @@ import ssl
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker.config.load import FLAGS, load_settings
 from mqttbroker.config.settings import Http
@@ -36,7 +36,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace, serve_options: Callable[[list[str]], argparse.Namespace]) -> int:
     """Run the command; ``serve_options`` parses a command line that begins with ``serve``."""
-    config: Optional[Path] = options.config
+    config: Path | None = options.config
     flags: dict[str, str] = {}
     if options.pid is not None:
         try:

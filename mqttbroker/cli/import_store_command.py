@@ -9,7 +9,7 @@ import secrets
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Any, List, Tuple
+from typing import Any
 
 from mqttbroker.config.load import load_settings
 
@@ -67,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
     return 1
 
 
-async def _import(settings: Any, directory: Path, left_out: List[str]) -> Tuple[Any, List[Any]]:
+async def _import(settings: Any, directory: Path, left_out: list[str]) -> tuple[Any, list[Any]]:
     """Import everything; returns what the store and each stream had. All that can be checked is checked before anything is written."""
     from mqttbroker import __version__
     from mqttbroker.admin.repair import DATABASE

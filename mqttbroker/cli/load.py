@@ -15,7 +15,7 @@ import struct
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mqttbroker.cli.load_client import Connection, LoadError, Publisher, Subscriber
 from mqttbroker.cli.load_figures import Deliveries, Latencies
@@ -57,8 +57,8 @@ class Account(NamedTuple):
 
     version: int
     keep_alive: int
-    username: Optional[str]
-    password: Optional[bytes]
+    username: str | None
+    password: bytes | None
 
 
 Opener = Callable[[Connection], Coroutine[Any, Any, None]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker.codec import reason_codes as rc
 from mqttbroker.codec.data_types import decode_varint
@@ -68,7 +68,7 @@ class Connection(asyncio.Protocol):
     def resume_writing(self) -> None:
         self.writable = True
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._lose(str(error) if error else "the broker closed the connection")
         if not self.ended.done():
             self.ended.set_result(None)
@@ -222,7 +222,7 @@ class Publisher(Connection):
         super().resume_writing()
         self._on_ready()
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
         self._on_ready()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Optional
 
 _BITS = 7  # a value is known to one part in 128
 
@@ -33,7 +32,7 @@ class Latencies:
                 return min(value * (1 + 0.5 / (1 << _BITS)), self.longest) / 1e6
         return self.longest / 1e6
 
-    def summary(self) -> Optional[dict[str, float]]:
+    def summary(self) -> dict[str, float] | None:
         """p50, p95, p99 and the longest, in milliseconds; None if there are no durations."""
         if not self.count:
             return None

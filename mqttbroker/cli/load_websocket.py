@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Optional
+from typing import Any
 
 from websockets.client import ClientProtocol
 from websockets.exceptions import InvalidHandshake, InvalidMessage
@@ -42,7 +42,7 @@ class WebSocket(asyncio.Protocol):
             self._above.data_received(received)
         self._send()
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         refused = self._protocol.handshake_exc
         if isinstance(refused, (InvalidHandshake, InvalidMessage)):
             error = refused

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 VERSION = "4.1.1"
 LIBRARIES = Path(sys.prefix) / f"kafka-{VERSION}"
@@ -102,7 +102,7 @@ class KafkaBroker:
         self.port = port
         self.settings = settings
         self.class_path = class_path
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: subprocess.Popen[bytes] | None = None
 
     def tool(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
         with open(self.settings.with_suffix(".log"), "ab") as output:
@@ -239,9 +239,9 @@ class LocalKafka:
 
     def __exit__(
         self,
-        kind: Optional[type[BaseException]],
-        error: Optional[BaseException],
-        traceback: Optional[TracebackType],
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 

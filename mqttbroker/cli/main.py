@@ -11,9 +11,10 @@ import importlib.util
 import os
 import platform
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Callable, List, Mapping, NoReturn, Optional, Sequence
+from typing import Any, NoReturn
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.cli.standard_files import open_standard_files
@@ -93,8 +94,16 @@ def _add_serve(commands: Any) -> None:
 
 def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType({})) -> argparse.ArgumentParser:
     """The parser of all commands; ``own`` has those of `_OWN_PARSERS`, for completion."""
-    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, healthcheck, support_command
-    from mqttbroker.cli import import_command, import_store_command
+    from mqttbroker.cli import (
+        api_commands,
+        consumers_command,
+        doctor,
+        export_store_command,
+        healthcheck,
+        import_command,
+        import_store_command,
+        support_command,
+    )
     from mqttbroker.cli.store_commands import add_parsers
 
     parser, commands = _parser()
@@ -129,7 +138,7 @@ def command_parser(own: Mapping[str, argparse.ArgumentParser] = MappingProxyType
     return parser
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
     open_standard_files()
     try:
@@ -143,7 +152,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         return 1
 
 
-def _run(words: List[str]) -> int:
+def _run(words: list[str]) -> int:
     if words[:1] == ["ingest"]:
         from bridge_spark.ingest import main as ingest
 
@@ -181,16 +190,23 @@ def _run(words: List[str]) -> int:
         return 2
 
 
-def _serve_options(words: List[str]) -> argparse.Namespace:
+def _serve_options(words: list[str]) -> argparse.Namespace:
     parser, commands = _parser()
     _add_serve(commands)
     return parser.parse_args(words)
 
 
-def _run_other(words: List[str]) -> int:
+def _run_other(words: list[str]) -> int:
     """Run a command whose parser takes longer to load than the broker has time to start."""
-    from mqttbroker.cli import api_commands, consumers_command, doctor, export_store_command, support_command
-    from mqttbroker.cli import import_command, import_store_command
+    from mqttbroker.cli import (
+        api_commands,
+        consumers_command,
+        doctor,
+        export_store_command,
+        import_command,
+        import_store_command,
+        support_command,
+    )
     from mqttbroker.cli.store_commands import COMMANDS, run
 
     options = command_parser().parse_args(api_commands.with_action(words))
@@ -260,7 +276,7 @@ def _serve(options: argparse.Namespace) -> int:
     return serve(settings, reread, warnings)
 
 
-def _serve_node(settings: Settings, reread: Callable[[], Settings], warnings: List[str]) -> int:
+def _serve_node(settings: Settings, reread: Callable[[], Settings], warnings: list[str]) -> int:
     if importlib.util.find_spec("aiokafka") is None:
         print("mqttbroker: [cluster] needs aiokafka: pip install 'mqttbroker[cluster]'", file=sys.stderr)
         return 1

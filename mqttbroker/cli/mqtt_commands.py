@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from typing import Any, Optional
+from typing import Any
 
 from paho.mqtt.client import Client, MQTTMessage
 from paho.mqtt.reasoncodes import ReasonCode
@@ -95,7 +95,7 @@ class _Session:
         self.options = options
         self.status = 0
         self.reconnects = reconnects
-        self.lost_at: Optional[float] = None  # monotonic time since which there is no connection
+        self.lost_at: float | None = None  # monotonic time since which there is no connection
         self.connected = threading.Event()
         self.ended = threading.Event()
         where = place(options)
@@ -286,7 +286,7 @@ class _Subscriber(_Session):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__("sub", options, True)
         self._properties = properties(options, "subscribe")
-        self._left: Optional[int] = options.count
+        self._left: int | None = options.count
         self._output = sys.stdout.buffer
         # Otherwise the client acknowledges a message after `_on_message`, and with -C the DISCONNECT may be sent before.
         self.client.manual_ack_set(True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import ssl
 from pathlib import Path
-from typing import Literal, NamedTuple, Optional
+from typing import Literal, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 # The protocol levels of the versions (3.1.2.2).
@@ -113,7 +113,7 @@ def place(options: argparse.Namespace) -> Place:
     return Place("websockets" if options.ws else "tcp", options.host, port, "/mqtt", tls)
 
 
-def password(options: argparse.Namespace) -> Optional[str]:
+def password(options: argparse.Namespace) -> str | None:
     """The password of the options; None if they have none. Raises OptionError."""
     if options.pw_file is None:
         return options.pw  # type: ignore[no-any-return]

@@ -6,7 +6,7 @@ import argparse
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 from paho.mqtt import MQTTException
 from paho.mqtt.client import Client
@@ -69,7 +69,7 @@ def connect(client: Client, options: argparse.Namespace, where: Place) -> None:
     client.connect(where.host, where.port, options.keepalive, clean_start=not options.disable_clean_session, properties=given)
 
 
-def properties(options: argparse.Namespace, packet: str) -> Optional[Properties]:
+def properties(options: argparse.Namespace, packet: str) -> Properties | None:
     """The properties that ``-D`` gives to a packet; None if there are none. Raises OptionError."""
     given: Sequence[list[str]] = [words for words in options.property if words[0].lower() == packet]
     for words in options.property:

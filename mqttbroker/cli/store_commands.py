@@ -11,8 +11,9 @@ import os
 import pwd
 import sqlite3
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 from mqttbroker.admin.data_files import set_umask
 from mqttbroker.config.files import with_user

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from mqttbroker.cli.broker_api import DONE, FAILED, WRONG_CALL, BrokerApi, CommandError, in_path
-from mqttbroker.cli.tables import cell, print_fields, print_json, print_table
+from mqttbroker.cli.broker_api import DONE, WRONG_CALL, BrokerApi, CommandError, in_path
+from mqttbroker.cli.tables import print_fields, print_json, print_table
 
 _NUMBERS = ("PARTITION", "START", "END", "SEGMENTS", "BYTES")
 

@@ -17,7 +17,7 @@ from base64 import b64decode
 from collections.abc import Callable, Iterator
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker import __version__, build_kind
 from mqttbroker.cli import broker_api
@@ -57,7 +57,7 @@ class Bundle:
         self._problems: list[str] = []  # of the configuration
         self._loaded = True  # false = of the settings only the data directory is known, or nothing
         self._settings = self._load()
-        self._pid: Optional[int] = None
+        self._pid: int | None = None
         self._pid_unknown = "no broker has locked the data directory"
         if self._settings is not None:
             try:
@@ -121,7 +121,7 @@ class Bundle:
 
     # --- secrets ------------------------------------------------------------------------------------------------------
 
-    def _load(self) -> Optional[Settings]:
+    def _load(self) -> Settings | None:
         flags = {} if (given := getattr(self._options, "--data-dir")) is None else {"--data-dir": given}
         try:
             return load_settings(self._options.config, os.environ, flags, self._problems.append)
@@ -289,7 +289,7 @@ class Bundle:
     # --- logs ---------------------------------------------------------------------------------------------------------
 
     def _log(self) -> str:
-        given: Optional[Path] = self._options.log
+        given: Path | None = self._options.log
         log = self._settings.log if self._settings is not None else None
         if given is None and log is not None and "file" in log.to:
             given = log.file
@@ -320,7 +320,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, indent=1, ensure_ascii=False, default=str) + "\n"
 
 
-def _text_of(path: Path) -> Optional[str]:
+def _text_of(path: Path) -> str | None:
     try:
         return path.read_text(errors="replace").strip()
     except OSError:
@@ -351,7 +351,7 @@ def _process(pid: int) -> dict[str, Any]:
     except OSError as error:
         files = f"unknown: {error.strerror}"
     try:
-        cpu: Optional[float] = round(time.clock_gettime(~pid << 3 | 2), 2)
+        cpu: float | None = round(time.clock_gettime(~pid << 3 | 2), 2)
     except OSError:
         cpu = None
     return {

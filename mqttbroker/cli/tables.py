@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 LONGEST = 60  # characters of a value that `brief` cuts
 _UNITS = ((86400, "d"), (3600, "h"), (60, "m"))
@@ -59,7 +59,7 @@ def brief(value: object) -> object:
     return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
-def duration(seconds: Optional[float]) -> str:
+def duration(seconds: float | None) -> str:
     """A duration in the form of the configuration: "0s", "90s", "12m", "30h", "9d"."""
     value = float(seconds or 0)
     for size, unit in _UNITS:

@@ -10,7 +10,7 @@ import curses
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Optional
+from typing import Any, NamedTuple, NoReturn
 
 from mqttbroker.cli import broker_api
 from mqttbroker.cli.broker_api import AWAY, DONE, EXIT_STATUSES, WRONG_CALL, BrokerApi, CommandError, in_path
@@ -151,9 +151,9 @@ class Top:
         self.selected = 0
         self.message = ""  # shown instead of the help, until the next key
         self.asking = ""  # the client about whose disconnection the user is asked
-        self.detail: Optional[Mapping[str, Any]] = None
+        self.detail: Mapping[str, Any] | None = None
         self.clients: list[Mapping[str, Any]] = []
-        self.sample: Optional[Sample] = None
+        self.sample: Sample | None = None
         self.rate: Mapping[str, float] = {name: 0.0 for name, _ in _RATES}
 
     def update(self) -> None:
@@ -306,7 +306,7 @@ class Top:
 def main(words: Sequence[str]) -> int:
     """Run ``mqttbroker top``; returns its exit status. Raises ConfigError if the settings cannot be read."""
     options = top_parser().parse_args(words)
-    api: Optional[BrokerApi] = None
+    api: BrokerApi | None = None
     try:
         if options.interval <= 0:
             raise CommandError("--interval must be above 0", WRONG_CALL)

@@ -6,8 +6,9 @@ node that already follows it; until then that node is one of its standbys.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from typing import Dict, FrozenSet, List, Mapping, NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 __all__ = ["Member", "Place", "assign"]
 
@@ -22,10 +23,10 @@ class Member(NamedTuple):
 
     node: str
     owned: Mapping[int, int] = {}
-    follows: FrozenSet[int] = frozenset()
-    warm: FrozenSet[int] = frozenset()
+    follows: frozenset[int] = frozenset()
+    warm: frozenset[int] = frozenset()
     draining: bool = False
-    failed: FrozenSet[int] = frozenset()
+    failed: frozenset[int] = frozenset()
 
     def takes(self, shard: int, owner: Member) -> bool:
         """Whether a shard may move here now from its living owner."""
@@ -35,11 +36,11 @@ class Member(NamedTuple):
 class Place(NamedTuple):
     """The nodes of a shard: ``owner`` should own it, and is None if no node can; ``standbys`` should follow it."""
 
-    owner: Optional[str]
-    standbys: List[str]
+    owner: str | None
+    standbys: list[str]
 
 
-def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapping[int, str] = {}) -> List[Place]:
+def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapping[int, str] = {}) -> list[Place]:
     """The place of each shard. The order of ``members`` does not matter; ``pins`` names the node that an operator chose for a shard."""
     by_name = {member.node: member for member in sorted(members)}
     able = [name for name, member in by_name.items() if not member.draining]
@@ -55,7 +56,7 @@ def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapp
     return [Place(owner, nodes) for owner, nodes in zip(owners, following)]
 
 
-def _owner(shard: int, members: Mapping[str, Member]) -> Optional[str]:
+def _owner(shard: int, members: Mapping[str, Member]) -> str | None:
     """The node that owns the shard now: of several that believe so the one with the last takeover."""
     owners = [(member.owned[shard], name) for name, member in members.items() if shard in member.owned]
     return max(owners)[1] if owners else None
@@ -70,11 +71,11 @@ def _targets(
     shards: int,
     members: Mapping[str, Member],
     able: Sequence[str],
-    current: Sequence[Optional[str]],
+    current: Sequence[str | None],
     pins: Mapping[int, str],
-) -> List[Optional[str]]:
+) -> list[str | None]:
     """The nodes that should own the shards in the end, with loads that differ by one at most, but for ``pins``."""
-    targets: List[Optional[str]] = [None] * shards
+    targets: list[str | None] = [None] * shards
     if not able:
         return targets
     loads = dict.fromkeys(able, 0)
@@ -123,8 +124,8 @@ def _targets(
 
 
 def _follow(
-    following: List[List[str]],
-    owners: Sequence[Optional[str]],
+    following: list[list[str]],
+    owners: Sequence[str | None],
     members: Mapping[str, Member],
     able: Sequence[str],
     standbys: int,

@@ -7,7 +7,7 @@ passes over a message that it does not want at the cost of its topic.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,29 +16,29 @@ from sessions.rows import MarkRow
 from sessions.store.commit_log.records import decode, encode
 from sessions.write_set import WriteSet
 
-_Row = Tuple[bytes, int, bool, bytes, str, int, int]
+_Row = tuple[bytes, int, bool, bytes, str, int, int]
 
 
-_Mark = Tuple[int, int, int, int, bytes, int, bool]
+_Mark = tuple[int, int, int, int, bytes, int, bool]
 
 
 class _Section(msgspec.Struct, array_like=True):
     name: str
     partition: int
-    topics: List[bytes]
-    retained: List[int]
+    topics: list[bytes]
+    retained: list[int]
     rows: memoryview  # a msgpack array; as bytes, it is passed over at once
 
 
 class _Changes(msgspec.Struct, array_like=True):
     changes: bytes
-    marks: List[_Mark]
+    marks: list[_Mark]
 
 
 class _Published(msgspec.Struct, array_like=True):
     changes: memoryview
-    marks: List[_Mark]
-    sections: List[_Section]
+    marks: list[_Mark]
+    sections: list[_Section]
 
 
 class Section:
@@ -53,7 +53,7 @@ class Section:
         self.topics = found.topics
         self.retained = found.retained
         self._encoded = found.rows
-        self._rows: Optional[List[msgspec.Raw]] = None
+        self._rows: list[msgspec.Raw] | None = None
 
     def message(self, index: int) -> Message:
         """A new `Message`, decoded now. Raises `ValueError` if the bytes are no message."""
@@ -68,14 +68,14 @@ class Section:
 class Published(NamedTuple):
     """The part of a body that other shards read."""
 
-    marks: List[MarkRow]
-    sections: List[Section]
+    marks: list[MarkRow]
+    sections: list[Section]
 
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_changes = msgspec.msgpack.Decoder(_Changes).decode
 _decode_published = msgspec.msgpack.Decoder(_Published).decode
-_decode_rows = msgspec.msgpack.Decoder(List[msgspec.Raw]).decode
+_decode_rows = msgspec.msgpack.Decoder(list[msgspec.Raw]).decode
 _decode_row = msgspec.msgpack.Decoder(_Row).decode
 
 
@@ -90,7 +90,7 @@ def encode_body(write_set: WriteSet) -> bytes:
     return _encode((changes, marks, _sections(streams)))
 
 
-def _sections(streams: Dict[Tuple[str, int], List[Message]]) -> List[Tuple[Any, ...]]:
+def _sections(streams: dict[tuple[str, int], list[Message]]) -> list[tuple[Any, ...]]:
     return [
         (
             name,
@@ -116,7 +116,7 @@ def _sections(streams: Dict[Tuple[str, int], List[Message]]) -> List[Tuple[Any, 
     ]
 
 
-def changes_of(body: bytes) -> Tuple[Optional[WriteSet], List[MarkRow]]:
+def changes_of(body: bytes) -> tuple[WriteSet | None, list[MarkRow]]:
     """The changes of the shard's rows, None if there are none, and its marks. Raises `ValueError` if the bytes are no body."""
     try:
         found = _decode_changes(body)
@@ -125,7 +125,7 @@ def changes_of(body: bytes) -> Tuple[Optional[WriteSet], List[MarkRow]]:
     return decode(found.changes)[0] if found.changes else None, [MarkRow(*mark) for mark in found.marks]
 
 
-def published_of(body: Union[bytes, memoryview]) -> Published:
+def published_of(body: bytes | memoryview) -> Published:
     """The marks and the published messages. Raises `ValueError` if the bytes are no body."""
     try:
         found = _decode_published(body)

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections import deque
-from typing import Any, Callable, Deque, Dict, Final, Iterable, List, Optional
+from collections.abc import Callable, Iterable
+from typing import Any, Final
 from zlib import crc32
 
 from mypy_extensions import mypyc_attr
@@ -19,8 +20,8 @@ from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.outgoing import Outgoing
 from mqttbroker.core.delivery.publisher import BUS
-from mqttbroker.core.sessions.subscriptions import SubscribeBarrier
 from mqttbroker.core.delivery.turns import LongWork
+from mqttbroker.core.sessions.subscriptions import SubscribeBarrier
 from sessions.journal import IN_ANOTHER_LOG
 from sessions.message import Message
 from sessions.rows import MarkRow
@@ -50,7 +51,7 @@ class BusRecord:
     ``marks`` the ones that the record stores, ``size`` its bytes.
     """
 
-    def __init__(self, before: MarkRow, after: MarkRow, sections: List[Any], marks: List[MarkRow], size: int) -> None:
+    def __init__(self, before: MarkRow, after: MarkRow, sections: list[Any], marks: list[MarkRow], size: int) -> None:
         self.before = before
         self.after = after
         self.sections = sections
@@ -122,7 +123,7 @@ class _Log:
 
     def __init__(self, mark: MarkRow) -> None:
         self.mark = mark  # the messages before it are routed
-        self.records: Deque[BusRecord] = deque()
+        self.records: deque[BusRecord] = deque()
         self.stop = _UNLIMITED  # the record of this offset and all behind it are not routed yet
         self.unsaved = 0  # bytes of the records behind the mark that was saved last
         self.changed = False  # something was stored for a message behind that mark
@@ -153,19 +154,19 @@ class Bus(LongWork):
         broker: Broker,
         shard: int,
         shards: int,
-        marks: Dict[int, MarkRow],
+        marks: dict[int, MarkRow],
         receiver: BusReceiver,
         taken: Callable[[int, int], object],
     ) -> None:
         self.passed = 0  # messages that concerned nobody here
         self.routed = 0  # messages that had a target here
-        self.on_stopped: Optional[Callable[[], object]] = None  # called when all logs are routed up to their stops
+        self.on_stopped: Callable[[], object] | None = None  # called when all logs are routed up to their stops
         self._broker = broker
         self._shard = shard
         self._receiver = receiver
         self._taken = taken
         self._failed = False
-        self._logs: Dict[int, _Log] = {}
+        self._logs: dict[int, _Log] = {}
         for number in range(shards):
             if number != shard:
                 self._logs[number] = _Log(marks.get(number, first_mark(number)))
@@ -173,7 +174,7 @@ class Bus(LongWork):
         broker.router.invalidate_all()
 
     @property
-    def marks(self) -> List[MarkRow]:
+    def marks(self) -> list[MarkRow]:
         """How far each log is routed."""
         return [each.mark for each in self._logs.values()]
 
@@ -243,7 +244,7 @@ class Bus(LongWork):
         first: int = 0  # index in the record of the section's first message
         cost: int = 0
         for section in record.sections:
-            topics: List[bytes] = section.topics
+            topics: list[bytes] = section.topics
             count: int = len(topics)
             if routed < first + count:
                 index: int = routed - first
@@ -265,8 +266,8 @@ class Bus(LongWork):
 
     def _route_section(self, each: _Log, section: Any, start: int, budget: int) -> tuple[int, int]:
         """Route messages of a section; returns the index of the next one, and the cost."""
-        topics: List[bytes] = section.topics
-        kept: List[int] = section.retained
+        topics: list[bytes] = section.topics
+        kept: list[int] = section.retained
         messages: Any = section.message
         router = self._broker.router
         count: int = len(topics)
@@ -368,7 +369,7 @@ class Bus(LongWork):
 
     # -- stops ------------------------------------------------------------------
 
-    def stop_at(self, ends: Dict[int, int]) -> None:
+    def stop_at(self, ends: dict[int, int]) -> None:
         """Route each log up to its end, which is an offset, and no further; then `on_stopped` is called."""
         for number, each in self._logs.items():
             each.stop = max(ends[number], each.mark.offset)
@@ -398,7 +399,7 @@ class Bus(LongWork):
 class _Waiting:
     """A SUBSCRIBE, or what waits only for the bus (without ``work``)."""
 
-    def __init__(self, work: Optional[LongWork], persistent: bool, filters: List[str], done: Any) -> None:
+    def __init__(self, work: LongWork | None, persistent: bool, filters: list[str], done: Any) -> None:
         self.work = work
         self.persistent = persistent
         self.filters = filters
@@ -418,22 +419,22 @@ class Barrier(SubscribeBarrier):
         self,
         bus: Bus,
         broker: Broker,
-        announce: Callable[[List[str], Callable[[], None]], object],
-        find_ends: Callable[[Callable[[Dict[int, int]], None]], object],
+        announce: Callable[[list[str], Callable[[], None]], object],
+        find_ends: Callable[[Callable[[dict[int, int]], None]], object],
     ) -> None:
         self._bus = bus
         self._broker = broker
         self._announce = announce
         self._find_ends = find_ends
-        self._waiting: List[_Waiting] = []
-        self._passing: List[_Waiting] = []
+        self._waiting: list[_Waiting] = []
+        self._passing: list[_Waiting] = []
         self._announced = False
         self._found = False
         self._open = False  # those in `_passing` may subscribe
         bus.on_stopped = self._check
         broker.subscriptions.barrier = self
 
-    def wait(self, work: LongWork, session: Session, filters: List[str]) -> None:
+    def wait(self, work: LongWork, session: Session, filters: list[str]) -> None:
         self._waiting.append(_Waiting(work, session.id != 0, filters, None))
         self._begin()
 
@@ -448,7 +449,7 @@ class Barrier(SubscribeBarrier):
         self._passing = self._waiting
         self._waiting = []
         self._announced = self._found = False
-        filters: List[str] = []
+        filters: list[str] = []
         for each in self._passing:
             filters.extend(each.filters)
         if filters:
@@ -461,7 +462,7 @@ class Barrier(SubscribeBarrier):
         self._announced = True
         self._check()
 
-    def _were_found(self, ends: Dict[int, int]) -> None:
+    def _were_found(self, ends: dict[int, int]) -> None:
         self._found = True
         self._bus.stop_at(ends)
 

@@ -6,8 +6,9 @@ Each difference is one line that names topic, key and both values.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Dict, Final, Iterator, List, NamedTuple, Tuple
+from typing import Any, Final, NamedTuple
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -37,11 +38,11 @@ class WantedTopic(NamedTuple):
     name: str
     partitions: int
     replicas: int
-    settings: Dict[str, str]
+    settings: dict[str, str]
     least_message_bytes: int  # that `max.message.bytes` must be
 
 
-def wanted_topics(cluster: Cluster) -> List[WantedTopic]:
+def wanted_topics(cluster: Cluster) -> list[WantedTopic]:
     """The topic of the logs, and those of the snapshots."""
     kept = {
         "retention.ms": "-1",
@@ -68,7 +69,7 @@ def wanted_topics(cluster: Cluster) -> List[WantedTopic]:
     ]
 
 
-def topic_differences(wanted: WantedTopic, partitions: int, replicas: List[int], settings: Dict[str, str]) -> Iterator[str]:
+def topic_differences(wanted: WantedTopic, partitions: int, replicas: list[int], settings: dict[str, str]) -> Iterator[str]:
     """How a topic differs from what is asked for: one line each. ``replicas`` are the numbers of each partition."""
     topic = wanted.name
     if partitions != wanted.partitions:
@@ -86,14 +87,14 @@ def topic_differences(wanted: WantedTopic, partitions: int, replicas: List[int],
         yield f"topic {topic}: max.message.bytes is {largest}, must be at least {wanted.least_message_bytes}"
 
 
-async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
+async def prepare_topics(connection: dict[str, Any], cluster: Cluster) -> bytes:
     """Create the topics that are missing, and check all; returns the id of the cluster that is in each record.
 
     Raises ConfigError with a line for each difference, `KafkaUnreachable` if it may be better later.
     """
     admin = AIOKafkaAdminClient(**connection, client_id="mqttbroker")
     servers = ", ".join(cluster.bootstrap_servers)
-    differences: List[str] = []
+    differences: list[str] = []
     try:
         await admin.start()
         kafka_id = str((await admin.describe_cluster()).get("cluster_id") or "")
@@ -110,7 +111,7 @@ async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
         raise KafkaUnreachable(await _unreachable(connection, cluster, error)) from None
     except KafkaUnreachable as error:
         raise KafkaUnreachable(f"Kafka at {servers}: {error}") from None
-    except (KafkaError, OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, KafkaError, OSError) as error:
         raise KafkaUnreachable(f"Kafka at {servers}: {error!r}") from None
     finally:
         with suppress(Exception):
@@ -120,13 +121,13 @@ async def prepare_topics(connection: Dict[str, Any], cluster: Cluster) -> bytes:
     return record_cluster_id(kafka_id, cluster)
 
 
-async def _unreachable(connection: Dict[str, Any], cluster: Cluster, error: KafkaConnectionError) -> str:
+async def _unreachable(connection: dict[str, Any], cluster: Cluster, error: KafkaConnectionError) -> str:
     """A line that says why Kafka cannot be reached; ``error`` is that of a client."""
     reason = await why_unreachable(connection) or str(error)
     return f"Kafka cannot be reached at {', '.join(cluster.bootstrap_servers)}: {reason}"
 
 
-async def nodes_of(connection: Dict[str, Any], cluster: Cluster) -> int:
+async def nodes_of(connection: dict[str, Any], cluster: Cluster) -> int:
     """The number of nodes of the cluster that run, as Kafka knows: one that was killed counts until its session timeout.
 
     Raises `KafkaUnreachable`.
@@ -145,7 +146,7 @@ async def nodes_of(connection: Dict[str, Any], cluster: Cluster) -> int:
             await asyncio.sleep(WAIT_STEP)
     except KafkaConnectionError as error:
         raise KafkaUnreachable(await _unreachable(connection, cluster, error)) from None
-    except (KafkaError, OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, KafkaError, OSError) as error:
         raise KafkaUnreachable(f"Kafka at {', '.join(cluster.bootstrap_servers)}: {error!r}") from None
     finally:
         with suppress(Exception):
@@ -163,7 +164,7 @@ async def _members(admin: AIOKafkaAdminClient, group: str) -> int:
     return found
 
 
-async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> List[int]:
+async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> list[int]:
     """The number of replicas of each partition; empty if there is no such topic. One without a leader counts as missing."""
     for one in await admin.describe_topics([topic]):
         if one["topic"] == topic and one.get("error_code", 0) in (0, 5):
@@ -171,7 +172,7 @@ async def _partitions(admin: AIOKafkaAdminClient, topic: str) -> List[int]:
     return []
 
 
-async def _wait_for(admin: AIOKafkaAdminClient, topic: str) -> List[int]:
+async def _wait_for(admin: AIOKafkaAdminClient, topic: str) -> list[int]:
     until = asyncio.get_running_loop().time() + TOPIC_WAIT
     while not (found := await _partitions(admin, topic)):
         if asyncio.get_running_loop().time() >= until:
@@ -192,12 +193,12 @@ async def _create(admin: AIOKafkaAdminClient, wanted: WantedTopic) -> None:
             raise ConfigError([f"topic {name} cannot be created: {reason}"])
 
 
-def _error(error: Tuple[Any, ...]) -> Tuple[str, int, str]:
+def _error(error: tuple[Any, ...]) -> tuple[str, int, str]:
     name, code, *text = error
     return name, code, str(text[0]) if text and text[0] else for_code(code).__name__
 
 
-async def _settings(admin: AIOKafkaAdminClient, topic: str) -> Dict[str, str]:
+async def _settings(admin: AIOKafkaAdminClient, topic: str) -> dict[str, str]:
     (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)])
     ((code, reason, _, _, entries),) = answer.resources
     if code == UnknownTopicOrPartitionError.errno:  # this Kafka broker has not heard of the topic yet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from typing import Callable, Deque, Final, Optional
+from typing import Final
 
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.shard_log import Outcome, ShardLog
@@ -28,14 +28,14 @@ class Committer:
     """
 
     def __init__(self, follower: TablesFollower, append_timeout: float, max_record: int) -> None:
-        self.done: Optional[Done] = None  # both are called on the thread of the log, or that of the tables
-        self.read_done: Optional[ReadDone] = None
+        self.done: Done | None = None  # both are called on the thread of the log, or that of the tables
+        self.read_done: ReadDone | None = None
         self.end = 0  # offset behind the last committed record, as of the last answer
         self.serving = False
         self._follower = follower
         self._append_timeout = append_timeout
         self._max_record = max_record
-        self._submitted: Deque[WriteSet] = deque()
+        self._submitted: deque[WriteSet] = deque()
         self._since = 0.0  # the write set in front waits; of the loop's clock; 0 = there is none
         self._paused_since = 0.0  # of the loop's clock; 0 = the shard may be served, as far as the log is concerned
         self._lost = False

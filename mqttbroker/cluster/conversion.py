@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
-from typing import Any, Dict, Final, List, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
@@ -61,10 +61,10 @@ class StoreRows:
         self._shards = shards
         self._most_bytes = most_bytes
         self._now = now
-        self._parts: List[_Part] = [_Part() for _ in range(shards.count)]
-        self._shard_of: Dict[int, int] = {}  # by session id
+        self._parts: list[_Part] = [_Part() for _ in range(shards.count)]
+        self._shard_of: dict[int, int] = {}  # by session id
         self._next_message_id = 1
-        self._counts: Dict[str, int] = dict.fromkeys(Carried._fields, 0)
+        self._counts: dict[str, int] = dict.fromkeys(Carried._fields, 0)
 
     @property
     def carried(self) -> Carried:
@@ -163,7 +163,7 @@ class StoreRows:
 
     def _readers(self) -> Iterator[tuple[int, WriteSet]]:
         """A cluster has no readers to use them, but a single broker that gets the store back has."""
-        shard_of: Dict[int, int] = {}
+        shard_of: dict[int, int] = {}
         for found in self._select(ReaderRow._fields, "stream_readers ORDER BY reader_id"):
             row = ReaderRow._make(found)
             shard = self._shards.of_text(row.name) if row.kind != SUBSCRIPTION_READER else self._shard_of.get(row.session_id)

@@ -10,7 +10,7 @@ import base64
 import pickle
 import sys
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple, Optional, Union
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -42,7 +42,7 @@ def link_port(first: int, shard: int) -> int:
     return first + 1 + shard
 
 
-def http_port(first: Optional[int], shard: int) -> Optional[int]:
+def http_port(first: int | None, shard: int) -> int | None:
     """The port for HTTP of the core of a shard; 0 stays any."""
     return first + 1 + shard if first else first
 
@@ -110,7 +110,7 @@ class Stop(msgspec.Struct, tag="stop", tag_field="do"):
     """As `Release`."""
 
 
-Command = Union[Start, Standby, Own, Release, Owners, Reload, Snapshot, Stop]
+Command = Start | Standby | Own | Release | Owners | Reload | Snapshot | Stop
 
 
 class Status(msgspec.Struct, omit_defaults=True):
@@ -133,7 +133,7 @@ class Status(msgspec.Struct, omit_defaults=True):
     stream_problem: str = ""
     clients: int = 0
     sessions: int = 0
-    http_port: Optional[int] = None
+    http_port: int | None = None
     resident: int = 0
     snapshots: int = 0
     problems: list[str] = []  # of the last reload
@@ -144,7 +144,7 @@ _decode_command = msgspec.json.Decoder(Command).decode
 _decode_status = msgspec.json.Decoder(Status).decode
 
 
-def encode_line(message: Union[Command, Status]) -> bytes:
+def encode_line(message: Command | Status) -> bytes:
     return _encode(message) + b"\n"
 
 

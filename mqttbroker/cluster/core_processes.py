@@ -7,8 +7,9 @@ import logging
 import os
 import signal
 import socket
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Callable, Final, Optional
+from typing import Any, Final
 
 from mqttbroker.cluster.core_control import (
     CHECKING,
@@ -59,13 +60,13 @@ class ShardCore:
         self,
         shard: int,
         setup: Callable[[], str],
-        owners: Callable[[], Optional[Owners]],
+        owners: Callable[[], Owners | None],
         timeout: Callable[[], float],
         changed: Callable[[ShardCore], None],
     ) -> None:
         self.shard = shard
         self.role = NOTHING
-        self.status: Optional[Status] = None
+        self.status: Status | None = None
         self.starts = 0
         self.pid = 0  # of the running process
         self._setup = setup
@@ -79,7 +80,7 @@ class ShardCore:
         self._told_own = False
         self._ends = False  # it was told to release or to stop
         self._transport: Any = None
-        self._task: Optional[asyncio.Task[None]] = None
+        self._task: asyncio.Task[None] | None = None
         self._last_sign = 0.0
 
     # -- what others ask -----------------------------------------------------------
@@ -314,7 +315,7 @@ class _Control(asyncio.Protocol):
         self._transport = transport
         self._core.connected(transport)
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._core.disconnected()
 
     def data_received(self, data: bytes) -> None:

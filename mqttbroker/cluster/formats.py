@@ -9,7 +9,7 @@ other (`NodeInfo`, `Directory`, `Hello`) have no version: they may only get fiel
 
 from __future__ import annotations
 
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 
 class Versions(NamedTuple):
@@ -18,7 +18,7 @@ class Versions(NamedTuple):
     oldest: int
     newest: int
 
-    def common(self, other: Versions) -> Optional[Versions]:
+    def common(self, other: Versions) -> Versions | None:
         """The versions that are in both; None if there are none."""
         found = Versions(max(self.oldest, other.oldest), min(self.newest, other.newest))
         return found if found.oldest <= found.newest else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from typing import Any, Dict, Final, List, Optional, Tuple, TypeVar
+from typing import Any, Final, TypeVar
 
 from aiokafka.conn import AIOKafkaConnection, CloseReason, create_conn
 from aiokafka.errors import KafkaConnectionError, KafkaError, NodeNotReadyError, RequestTimedOutError, for_code
@@ -25,7 +25,7 @@ LONGEST_REQUEST: Final = 3600.0  # seconds; each request has its own limit
 ASKS: Final = "ask"  # the purpose of a connection whose requests are answered at once
 CLIENT_ID: Final = "mqttbroker"
 
-Address = Tuple[str, int]
+Address = tuple[str, int]
 T = TypeVar("T")
 
 
@@ -36,25 +36,25 @@ class KafkaBrokers:
     requests of a connection one after the other, so those that may take long have connections of their own: ``purpose``.
     """
 
-    def __init__(self, connection: Dict[str, Any], topic: str) -> None:
+    def __init__(self, connection: dict[str, Any], topic: str) -> None:
         self.topic = topic
         self.partitions = 0  # of the topic; 0 = not known
         self.problem = ""  # why nothing is known of the topic, as of the last `refresh`
         self._security = {name: value for name, value in connection.items() if name != "bootstrap_servers"}
         self._bootstrap = [_address(server) for server in connection.get("bootstrap_servers", ())]
-        self._addresses: Dict[int, Address] = {}  # by the number of the broker
-        self._known: Dict[int, Address] = {}  # the same, also of brokers that have left
-        self._leaders: Dict[int, int] = {}  # by partition; those that are known
-        self._connections: Dict[Tuple[Address, str], AIOKafkaConnection] = {}
-        self._opening: Dict[Tuple[Address, str], asyncio.Task[AIOKafkaConnection]] = {}
-        self._refreshing: Optional[asyncio.Task[bool]] = None
+        self._addresses: dict[int, Address] = {}  # by the number of the broker
+        self._known: dict[int, Address] = {}  # the same, also of brokers that have left
+        self._leaders: dict[int, int] = {}  # by partition; those that are known
+        self._connections: dict[tuple[Address, str], AIOKafkaConnection] = {}
+        self._opening: dict[tuple[Address, str], asyncio.Task[AIOKafkaConnection]] = {}
+        self._refreshing: asyncio.Task[bool] | None = None
         self._asking: set[asyncio.Task[Any]] = set()
         self._closed = False
 
     async def close(self) -> None:
         """Close all connections; requests under way fail."""
         self._closed = True
-        tasks: List[asyncio.Task[Any]] = [*self._opening.values(), *self._asking]
+        tasks: list[asyncio.Task[Any]] = [*self._opening.values(), *self._asking]
         if self._refreshing is not None:
             tasks.append(self._refreshing)
         for task in tasks:
@@ -66,7 +66,7 @@ class KafkaBrokers:
 
     # -- metadata -----------------------------------------------------------------
 
-    def leader(self, partition: int) -> Optional[int]:
+    def leader(self, partition: int) -> int | None:
         """The broker that leads a partition, as of the last metadata; None if there is none."""
         return self._leaders.get(partition)
 
@@ -89,8 +89,8 @@ class KafkaBrokers:
         for task in waiting:  # those that are late go on, so that the connection of a broker that is gone is closed
             self._asking.add(task)
             task.add_done_callback(self._asking.discard)
-        answers: List[Any] = []
-        reasons: List[str] = []
+        answers: list[Any] = []
+        reasons: list[str] = []
         while waiting:
             timeout = OTHERS_WAIT if answers else None
             done, waiting = await asyncio.wait(waiting, timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
@@ -118,11 +118,11 @@ class KafkaBrokers:
             return error  # the others may answer
         return answer if answer.brokers else KafkaConnectionError(f"{address[0]}:{address[1]}: knows no Kafka broker")
 
-    def _use(self, answers: List[Any]) -> None:
+    def _use(self, answers: list[Any]) -> None:
         """Of brokers that differ, most are right: one that is cut off from the others is behind."""
         self._addresses = {number: (host, port) for answer in answers for number, host, port, *_ in answer.brokers}
         self._known.update(self._addresses)
-        votes: Dict[int, Counter[int]] = {}
+        votes: dict[int, Counter[int]] = {}
         problems = []
         for answer in answers:
             for code, topic, _, partitions in answer.topics:
@@ -190,7 +190,7 @@ class KafkaBrokers:
             task.add_done_callback(lambda done: self._opened(key, done))
         return await _shared(task)
 
-    async def _open(self, key: Tuple[Address, str]) -> AIOKafkaConnection:
+    async def _open(self, key: tuple[Address, str]) -> AIOKafkaConnection:
         (host, port), _ = key
         try:
             async with asyncio.timeout(CONNECT_TIMEOUT):
@@ -201,7 +201,7 @@ class KafkaBrokers:
         except TimeoutError:
             raise KafkaConnectionError(f"{host}:{port}: not connected in {CONNECT_TIMEOUT:g} s") from None
 
-    def _opened(self, key: Tuple[Address, str], task: asyncio.Task[AIOKafkaConnection]) -> None:
+    def _opened(self, key: tuple[Address, str], task: asyncio.Task[AIOKafkaConnection]) -> None:
         del self._opening[key]
         if task.cancelled() or task.exception() is not None:
             return
@@ -216,7 +216,7 @@ def _text(error: Exception) -> str:
     return str(error.args[0]) if isinstance(error, KafkaError) and error.args else repr(error)
 
 
-async def why_unreachable(connection: Dict[str, Any]) -> str:
+async def why_unreachable(connection: dict[str, Any]) -> str:
     """Why no bootstrap server answers, for an error of aiokafka's clients, which do not say it; "" if one answers now."""
     brokers = KafkaBrokers(connection, "")
     try:

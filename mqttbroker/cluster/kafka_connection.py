@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import ssl
 from hashlib import sha256
-from typing import Any, Dict
+from typing import Any
 
 from aiokafka.conn import AIOKafkaConnection, CloseReason
 from aiokafka.errors import KafkaConnectionError
@@ -27,13 +27,13 @@ def send(self: AIOKafkaConnection, request: Any, expect_response: bool = True) -
         raise KafkaConnectionError(f"Connection at {self.host}:{self.port} broken: {error}") from error
 
 
-def connection(cluster: Cluster) -> Dict[str, Any]:
+def connection(cluster: Cluster) -> dict[str, Any]:
     """The arguments of aiokafka's clients. Raises ConfigError for a certificate that cannot be read."""
     AIOKafkaConnection.send = send
     # Its debug lines have whole requests: passwords, keys of links, payloads. A process that wants fewer lines has said so before.
     log = logging.getLogger("aiokafka")
     log.setLevel(max(log.level, logging.INFO))
-    arguments: Dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "bootstrap_servers": list(cluster.bootstrap_servers),
         "security_protocol": cluster.security_protocol,
     }

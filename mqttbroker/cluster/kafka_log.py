@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Dict, Final, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Final, NamedTuple
 
 from aiokafka.errors import KafkaError, NodeNotReadyError, for_code
 from aiokafka.protocol.offset import OffsetRequest
@@ -67,15 +68,15 @@ class KafkaLog:
     another Kafka broker is found to lead the log.
     """
 
-    def __init__(self, connection: Dict[str, Any], topic: str, append_timeout: float) -> None:
+    def __init__(self, connection: dict[str, Any], topic: str, append_timeout: float) -> None:
         self.topic = topic
         self._append_timeout = append_timeout
         self._connection = connection
         self._brokers = KafkaBrokers(connection, topic)
         self._stopped = False
-        self._gathered: Dict[int, List[Tuple[int, bytes, asyncio.Future[Appended]]]] = {}  # by the leader
+        self._gathered: dict[int, list[tuple[int, bytes, asyncio.Future[Appended]]]] = {}  # by the leader
         self._tasks: set[asyncio.Task[None]] = set()
-        self._readers: List[LogReader] = []
+        self._readers: list[LogReader] = []
 
     async def start(self) -> int:
         """Connect; returns the number of shards. Raises `LogFailure`."""
@@ -114,7 +115,7 @@ class KafkaLog:
             asyncio.get_running_loop().call_soon(self._send, leader)
         return await outcome
 
-    async def _leader(self, shard: int, purpose: str, timeout: float) -> Optional[int]:
+    async def _leader(self, shard: int, purpose: str, timeout: float) -> int | None:
         """The leader of a shard's log, connected for this purpose; None if there is none within so many seconds."""
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout
@@ -137,7 +138,7 @@ class KafkaLog:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _produce(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> None:
+    async def _produce(self, leader: int, appends: Sequence[tuple[int, bytes, asyncio.Future[Appended]]]) -> None:
         """Send one request, and report what came of it."""
         try:
             outcomes = await self._answered(leader, appends)
@@ -150,7 +151,7 @@ class KafkaLog:
         if any(outcome.offset < 0 for outcome in outcomes.values()):
             self._brokers.refresh_soon()
 
-    async def _answered(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> Dict[int, Appended]:
+    async def _answered(self, leader: int, appends: Sequence[tuple[int, bytes, asyncio.Future[Appended]]]) -> dict[int, Appended]:
         """The outcomes of one request, by shard. The request is given up when another Kafka broker leads one of the logs."""
         request = asyncio.get_running_loop().create_task(self._request(leader, appends))
         while not request.done():
@@ -163,7 +164,7 @@ class KafkaLog:
                     await asyncio.wait([request])
         return request.result()
 
-    async def _request(self, leader: int, appends: Sequence[Tuple[int, bytes, asyncio.Future[Appended]]]) -> Dict[int, Appended]:
+    async def _request(self, leader: int, appends: Sequence[tuple[int, bytes, asyncio.Future[Appended]]]) -> dict[int, Appended]:
         request = ProduceRequest(
             None,
             ALL_REPLICAS,
@@ -181,22 +182,22 @@ class KafkaLog:
 
     # -- ends ---------------------------------------------------------------------
 
-    async def ends(self, shards: Sequence[int]) -> Dict[int, int]:
+    async def ends(self, shards: Sequence[int]) -> dict[int, int]:
         """The ends of the logs at a time after the call: records before them never go. Leaves out those that are not known."""
         return await self._offsets(shards, LATEST)
 
-    async def starts(self, shards: Sequence[int]) -> Dict[int, int]:
+    async def starts(self, shards: Sequence[int]) -> dict[int, int]:
         """The first offsets that the logs have. Leaves out those that are not known."""
         return await self._offsets(shards, EARLIEST)
 
-    async def _offsets(self, shards: Sequence[int], which: int) -> Dict[int, int]:
+    async def _offsets(self, shards: Sequence[int], which: int) -> dict[int, int]:
         brokers = self._brokers
-        by_leader: Dict[int, List[int]] = {}
+        by_leader: dict[int, list[int]] = {}
         for shard in shards:
             leader = brokers.leader(shard)
             if leader is not None:
                 by_leader.setdefault(leader, []).append(shard)
-        found: Dict[int, int] = {}
+        found: dict[int, int] = {}
         for answer in await asyncio.gather(*(self._offsets_of(leader, led, which) for leader, led in by_leader.items())):
             found.update(answer)
         if len(found) < len(shards) and not self._stopped:
@@ -204,7 +205,7 @@ class KafkaLog:
                 await brokers.refresh()
         return found
 
-    async def _offsets_of(self, leader: int, shards: List[int], which: int) -> Dict[int, int]:
+    async def _offsets_of(self, leader: int, shards: list[int], which: int) -> dict[int, int]:
         request = OffsetRequest(-1, READ_UNCOMMITTED, [(self.topic, [(shard, which) for shard in shards])])
         try:
             answer = await self._brokers.send(leader, ASKS, request, ASK_TIMEOUT)
@@ -212,7 +213,7 @@ class KafkaLog:
             return {}
         return {partition: offset for _, partitions in answer.topics for partition, code, _, offset, *_ in partitions if code == 0}
 
-    def reader(self, starts: Dict[int, int], on_record: OnRecord) -> LogReader:
+    def reader(self, starts: dict[int, int], on_record: OnRecord) -> LogReader:
         """A reader of the logs of these shards, from these offsets on; ``on_record(shard, offset, record)``."""
         reader = LogReader(self._brokers, self.topic, starts, on_record)
         self._readers.append(reader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Union
+from typing import Annotated, Final
 
 import msgspec
 
@@ -61,7 +61,7 @@ class Pong(msgspec.Struct, array_like=True, frozen=True, tag="pong"):
     pass
 
 
-LinkMessage = Union[Update, Done, Ping, Pong]
+LinkMessage = Update | Done | Ping | Pong
 
 encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(LinkMessage).decode

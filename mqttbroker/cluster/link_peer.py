@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Deque, Dict, Final, List, Optional, Protocol, Tuple, Union
+from typing import Any, Final, Protocol
 
 from mqttbroker.cluster.link_messages import (
     ADD,
@@ -31,10 +31,10 @@ from mqttbroker.codec.frames import encode_publish
 from mqttbroker.codec.reason_codes import PROTOCOL_ERROR, MQTTError
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.connection import Connection
-from mqttbroker.core.packets.core_link import LinkReceiver, open_link, shared_packet
-from mqttbroker.core.routing.groups import Group, RemoteMember
 from mqttbroker.core.client.outgoing import Outgoing
 from mqttbroker.core.delivery.retained_shards import CommitGate
+from mqttbroker.core.packets.core_link import LinkReceiver, open_link, shared_packet
+from mqttbroker.core.routing.groups import Group, RemoteMember
 from mqttbroker.core.sessions.subscriptions import subscription_memory
 from sessions.message import Message
 from sessions.rows import SubscriptionRow
@@ -55,7 +55,7 @@ class Announcement:
 
     def __init__(self, done: Callable[[], object]) -> None:
         self.timer: Any = None
-        self._done: Optional[Callable[[], object]] = done
+        self._done: Callable[[], object] | None = done
         self._missing = 1  # one for `begun`
 
     @property
@@ -89,7 +89,7 @@ class PeerOwner(Protocol):
     def all_changes(self) -> Iterable[Change]:
         """An `ADD` for each filter of this core, and a `GROUP` without members for each of its shared subscriptions."""
 
-    def members(self, key: str) -> Tuple[MemberState, ...]:
+    def members(self, key: str) -> tuple[MemberState, ...]:
         """The members here of the shared subscription ``key``, its name and filter."""
 
     def schedule(self) -> None:
@@ -108,7 +108,7 @@ class Peer(LinkReceiver):
     def __init__(self, owner: PeerOwner, shard: int) -> None:
         broker = owner.broker
         self.shard = shard
-        self.connection: Optional[Connection] = None
+        self.connection: Connection | None = None
         self._owner = owner
         self._broker = broker
         self._client_id = f"{CORE_PREFIX}{shard}"
@@ -116,14 +116,14 @@ class Peer(LinkReceiver):
         self._members = Session(broker.context, 0, self._client_id)  # of its members of shared subscriptions; never connected
         self._session.remote = self._members.remote = True
         # Filters and shared subscriptions of the other core in the router, with the last `BEGIN` before they were named.
-        self._filters: Dict[str, int] = {}
-        self._groups: Dict[str, Tuple[int, Tuple[MemberState, ...]]] = {}
-        self._joined: Dict[str, List[RemoteMember]] = {}  # the members in the router
+        self._filters: dict[str, int] = {}
+        self._groups: dict[str, tuple[int, tuple[MemberState, ...]]] = {}
+        self._joined: dict[str, list[RemoteMember]] = {}  # the members in the router
         self._generation = 0
         self._received_all = False  # since the link is up
         self._sent_all = False  # and answered
-        self._changes: Deque[Union[Change, Announcement]] = deque()  # not sent
-        self._unanswered: Deque[Tuple[int, List[Announcement]]] = deque()
+        self._changes: deque[Change | Announcement] = deque()  # not sent
+        self._unanswered: deque[tuple[int, list[Announcement]]] = deque()
         self._number = 0  # of the last update
 
     @property
@@ -235,8 +235,8 @@ class Peer(LinkReceiver):
             self._send_update()
 
     def _send_update(self) -> None:
-        changes: List[Change] = []
-        announcements: List[Announcement] = []
+        changes: list[Change] = []
+        announcements: list[Announcement] = []
         size = 0
         while self._changes and size < UPDATE_BYTES:
             change = self._changes.popleft()
@@ -260,7 +260,7 @@ class Peer(LinkReceiver):
                 announcement.answered()
 
     def _answered(self, number: int) -> None:
-        answered: List[Announcement] = []
+        answered: list[Announcement] = []
         while self._unanswered and self._unanswered[0][0] <= number:
             answered.extend(self._unanswered.popleft()[1])
         if not self._unanswered and not self._changes and not self._sent_all:
@@ -350,7 +350,7 @@ class Peer(LinkReceiver):
 
     # -- shared subscriptions of the other core -------------------------------------
 
-    def _set_group(self, key: str, members: Tuple[MemberState, ...]) -> bool:
+    def _set_group(self, key: str, members: tuple[MemberState, ...]) -> bool:
         """The other core has these members of a shared subscription; whether that is to be stored."""
         if not is_valid_filter(SHARE + key) or parse_shared(SHARE + key) is None:
             raise MQTTError(PROTOCOL_ERROR, "not a shared subscription")
@@ -367,7 +367,7 @@ class Peer(LinkReceiver):
         self._join(key, members)
         return changed
 
-    def _join(self, key: str, states: Tuple[MemberState, ...]) -> None:
+    def _join(self, key: str, states: tuple[MemberState, ...]) -> None:
         """Have the router choose among these members, too."""
         joined = self._joined.get(key)
         if joined is None or [int(one.client_id_hash) for one in joined] != [one.client_id_hash for one in states]:
@@ -386,7 +386,7 @@ class Peer(LinkReceiver):
             member.persistent = not linked or bool(state.flags & PERSISTENT)
             member.load = state.load
 
-    def _stored_groups(self) -> List[str]:
+    def _stored_groups(self) -> list[str]:
         """Shared subscriptions in the store of this core that have persistent members on the other one."""
         session = self._broker.registry.get(self._client_id)
         return [] if session is None else [full[len(SHARE) :] for full in session.subscriptions]
@@ -419,9 +419,9 @@ class Peer(LinkReceiver):
         return True
 
 
-def local_states(group: Group) -> Tuple[MemberState, ...]:
+def local_states(group: Group) -> tuple[MemberState, ...]:
     """The members of a shared subscription on this core, no more than `MAX_MEMBERS`. A message of another core for one of them goes to any of them."""
-    states: List[MemberState] = []
+    states: list[MemberState] = []
     for member in group.local_members().members:
         if len(states) == MAX_MEMBERS:
             break

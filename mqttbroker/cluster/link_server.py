@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 import msgspec
 
@@ -64,7 +64,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     cluster: str
     kind: str
     node: str
-    from_shard: Optional[int] = None
+    from_shard: int | None = None
     shard: int
     version: str
     listeners: tuple[str, ...] = ()
@@ -94,18 +94,18 @@ _decode_proof = msgspec.json.Decoder(_Proof).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
 
 
-def server_context(cafile: Optional[Path], certfile: Optional[Path], keyfile: Optional[Path]) -> Optional[ssl.SSLContext]:
+def server_context(cafile: Path | None, certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext | None:
     """The TLS context of a `LinkServer`; None without a certificate. Raises OSError or `ssl.SSLError` for a file that cannot
     be used."""
     return _context(ssl.PROTOCOL_TLS_SERVER, cafile, certfile, keyfile)
 
 
-def client_context(cafile: Optional[Path], certfile: Optional[Path], keyfile: Optional[Path]) -> Optional[ssl.SSLContext]:
+def client_context(cafile: Path | None, certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext | None:
     """The TLS context for `connect_link`; None without a certificate. As `server_context`."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, cafile, certfile, keyfile)
 
 
-def _context(protocol: int, cafile: Optional[Path], certfile: Optional[Path], keyfile: Optional[Path]) -> Optional[ssl.SSLContext]:
+def _context(protocol: int, cafile: Path | None, certfile: Path | None, keyfile: Path | None) -> ssl.SSLContext | None:
     if certfile is None:
         return None
     context = ssl.SSLContext(protocol)
@@ -181,7 +181,7 @@ class LinkServer:
         self,
         host: str,
         port: int,
-        tls: Optional[ssl.SSLContext],
+        tls: ssl.SSLContext | None,
         key: str,
         check: Callable[[Hello], str],
         protocols: Mapping[str, Callable[[Hello], Any]],
@@ -210,7 +210,7 @@ class LinkServer:
         self.port = sockets[0].sock.getsockname()[1]
         self._acceptors = [Acceptor(sock, self._tls, GREETING_TIMEOUT, self._greet, self) for sock, _ in sockets]
 
-    def _greet(self, _: Optional[ProxiedPeer], handshake: Handshake) -> Any:
+    def _greet(self, _: ProxiedPeer | None, handshake: Handshake) -> Any:
         return _Greeted(self, handshake)
 
     @property
@@ -288,11 +288,11 @@ class _Greeted(asyncio.Protocol):
         self._handshake = handshake
         self._transport: Any = None
         self._received = b""
-        self._hello: Optional[Hello] = None
+        self._hello: Hello | None = None
         self._first = b""  # the line of the hello
         self._challenge = b""  # the line of its answer
         self._ended = False  # it is refused, or a link
-        self._timeout: Optional[asyncio.TimerHandle] = None
+        self._timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -374,7 +374,7 @@ class _Greeted(asyncio.Protocol):
             self._timeout.cancel()
             self._timeout = None
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self._forget()
 
     def abort(self) -> None:
@@ -434,14 +434,14 @@ class _Greeting(asyncio.Protocol):
         self.answered.set_exception(LinkRefused(reason))
         self._transport.abort()
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self.lost = True
         if not self.answered.done():
             self.answered.set_exception(OSError(str(error) if error else "closed before its answer"))
 
 
 async def connect_link(
-    address: LinkAddress, tls: Optional[ssl.SSLContext], hello: Hello, protocol: Any, timeout: float = GREETING_TIMEOUT
+    address: LinkAddress, tls: ssl.SSLContext | None, hello: Hello, protocol: Any, timeout: float = GREETING_TIMEOUT
 ) -> Any:
     """Open a link; returns its transport, which has called ``protocol.connection_made``.
 

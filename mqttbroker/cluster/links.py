@@ -12,19 +12,19 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Deque, Dict, Final, List, Optional, Protocol, Tuple
+from typing import Any, Final, Protocol
 from zlib import crc32
 
 from mqttbroker.cluster.link_messages import ADD, AVAILABLE, CONNECTED, GROUP, REMOVE, Change, MemberState
 from mqttbroker.cluster.link_peer import SHARE, Announcement, Peer, local_states
 from mqttbroker.cluster.link_server import CORE, Hello, LinkRefused
+from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.client.outgoing import Outgoing
+from mqttbroker.core.delivery.publisher import SharedLink
 from mqttbroker.core.packets.core_link import LinkHandler
 from mqttbroker.core.routing.groups import Group, LeastLoaded
-from mqttbroker.core.client.outgoing import Outgoing
-from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
-from mqttbroker.core.delivery.publisher import SharedLink
-from mqttbroker.core.streams.filter import reads_stream
 from mqttbroker.core.sessions.subscriptions import FilterObserver
+from mqttbroker.core.streams.filter import reads_stream
 from mqttbroker.core.terms.terms import ListenerTerms
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -63,7 +63,7 @@ class LocalFilters:
 
     def __init__(self, changed: Callable[[Change], None]) -> None:
         self._changed = changed
-        self._counts: Dict[str, int] = {}
+        self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
         return len(self._counts)
@@ -105,14 +105,14 @@ class Announced:
 
     def __init__(self, filters: LocalFilters) -> None:
         self._filters = filters
-        self._waiting: Dict[str, int] = {}
-        self._subscribed: Dict[str, int] = {}  # those of `_ends` that do not wait any more
-        self._ends: Deque[Tuple[float, List[str]]] = deque()
+        self._waiting: dict[str, int] = {}
+        self._subscribed: dict[str, int] = {}  # those of `_ends` that do not wait any more
+        self._ends: deque[tuple[float, list[str]]] = deque()
 
     def __contains__(self, topic_filter: str) -> bool:
         return topic_filter in self._waiting
 
-    def add(self, filters: List[str], now: float) -> None:
+    def add(self, filters: list[str], now: float) -> None:
         for each in filters:
             self._waiting[each] = self._waiting.get(each, 0) + 1
             self._filters.add(each)
@@ -136,7 +136,7 @@ class Announced:
         self._filters.remove(topic_filter)
 
 
-def _decrement(counts: Dict[str, int], key: str) -> bool:
+def _decrement(counts: dict[str, int], key: str) -> bool:
     """Count one less; false if it was 0."""
     count = counts.get(key, 0)
     if count > 1:
@@ -199,7 +199,7 @@ class Links:
     ) -> None:
         broker = endpoint.scheduler.broker
         self.broker = broker
-        self.user: Optional[LinkUser] = None
+        self.user: LinkUser | None = None
         self._endpoint = endpoint
         self._loop = endpoint.scheduler.loop
         self._own = own
@@ -208,17 +208,17 @@ class Links:
         self._timeout = timeout
         self.buffer = buffer
         self._ping_interval = min(timeout, LOST_AFTER) / PINGS
-        self._owners: Dict[int, LinkAddress] = {}
-        self._peers: Dict[int, Peer] = {shard: Peer(self, shard) for shard in range(shards) if shard != own}
-        self._links: Dict[int, _Link] = {}
-        self._tasks: Dict[int, asyncio.Task[None]] = {}
+        self._owners: dict[int, LinkAddress] = {}
+        self._peers: dict[int, Peer] = {shard: Peer(self, shard) for shard in range(shards) if shard != own}
+        self._links: dict[int, _Link] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}
         self._synchronized = asyncio.Event()
         self._scheduled = False
         self._closed = False
         self._filters = LocalFilters(self._filter_changed)
         self._announced = Announced(self._filters)
-        self._told: Dict[str, Tuple[MemberState, ...]] = {}  # the members that other cores know
-        self._to_look_at: List[str] = []  # shared subscriptions
+        self._told: dict[str, tuple[MemberState, ...]] = {}  # the members that other cores know
+        self._to_look_at: list[str] = []  # shared subscriptions
         self._counts_load = isinstance(broker.router.strategy, LeastLoaded)
         self._ping_at = 0.0
         self._timer: Any = None
@@ -253,7 +253,7 @@ class Links:
             raise ValueError(f"node {hello.node}: a link from no shard")
         return _Link(self, shard)
 
-    def announce(self, filters: List[str], done: Callable[[], object]) -> None:
+    def announce(self, filters: list[str], done: Callable[[], object]) -> None:
         """Tell all cores of filters that somebody is about to subscribe to; ``done`` is called when those with a link have them."""
         self._announced.add([each for each in filters if is_told(each)], self._loop.time())
         self._wait_for_peers(done)
@@ -276,12 +276,12 @@ class Links:
         return peer is not None and peer.send(topic.encode("utf-8"), payload)
 
     @property
-    def missing(self) -> List[int]:
+    def missing(self) -> list[int]:
         """The shards that have an owner, to which there is no link with all filters."""
         return [shard for shard in self._owners if shard in self._peers and not self._peers[shard].synchronized]
 
     @property
-    def linked(self) -> List[int]:
+    def linked(self) -> list[int]:
         """The shards to whose cores there is a link with all filters."""
         return [shard for shard, peer in self._peers.items() if peer.synchronized]
 
@@ -313,7 +313,7 @@ class Links:
     def all_changes(self) -> Iterator[Change]:
         return (_change(ADD, topic_filter) for topic_filter in self._filters)
 
-    def members(self, key: str) -> Tuple[MemberState, ...]:
+    def members(self, key: str) -> tuple[MemberState, ...]:
         group = self.broker.router.groups.get(key)
         states = () if group is None else local_states(group)
         if not states and SHARE + key in self._announced:
@@ -487,7 +487,7 @@ class _Link:
         self._wire.connection_made(transport)
         self._links.opened(self, self._shard, self._wire)
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if self._made:
             self._wire.connection_lost(error)
             self._links.closed(self, self._shard)

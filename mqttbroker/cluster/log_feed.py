@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Callable, Dict, Final, List, Optional
+from typing import Final
 
 from mqttbroker.cluster.body import Section, published_of
 from mqttbroker.cluster.bus import SHARED_PREFIX, BusRecord, first_mark
@@ -35,14 +36,14 @@ class FeedBatches:
         self._view = LogView(mark.log, cluster)
         self._view.restore(ViewState(mark.offset, mark.epoch, mark.owner, mark.sequence, mark.released))
         self._passed = 0  # bytes of records behind the last one that was returned
-        self._first_passed: Optional[MarkRow] = None  # in front of the first of them
+        self._first_passed: MarkRow | None = None  # in front of the first of them
 
     def _mark(self) -> MarkRow:
         """Behind the last record; in front of a body whose last part was not read, for it is read again from the first one on."""
         end, epoch, owner, sequence, released = self._view.state
         return MarkRow(self._log, end, 0, epoch, owner, sequence, released)
 
-    def read(self, offset: int, record: bytes) -> Optional[BusRecord]:
+    def read(self, offset: int, record: bytes) -> BusRecord | None:
         """The next record; None if the bus needs nothing of it."""
         if offset < self._view.end:
             return None
@@ -74,7 +75,7 @@ class FeedBatches:
     def _concerns(self, section: Section) -> bool:
         return section.name == BUS or (section.name.startswith(SHARED_PREFIX) and section.partition == self._shard)
 
-    def pass_on(self) -> Optional[BusRecord]:
+    def pass_on(self) -> BusRecord | None:
         """A record without messages for what was read since the last one; None if that is nothing."""
         if self._view.state.end != self._view.end:
             return None  # a body is not finished
@@ -102,10 +103,10 @@ class LogFeed:
         shard: int,
         shards: int,
         cluster: bytes,
-        marks: Dict[int, MarkRow],
+        marks: dict[int, MarkRow],
         max_bytes: int,
         to_broker: Callable[..., object],
-        receive: Callable[[List[BusRecord]], object],
+        receive: Callable[[list[BusRecord]], object],
         failed: Callable[[str], object],
     ) -> None:
         self._kafka = kafka
@@ -114,9 +115,9 @@ class LogFeed:
         self._receive = receive
         self._failed = failed
         self._limit = max_bytes // shards
-        self._batch: List[BusRecord] = []
-        self._batches: Dict[int, FeedBatches] = {}
-        starts: Dict[int, int] = {}
+        self._batch: list[BusRecord] = []
+        self._batches: dict[int, FeedBatches] = {}
+        starts: dict[int, int] = {}
         for number in range(shards):
             if number != shard:
                 mark = marks.get(number, first_mark(number))
@@ -154,7 +155,7 @@ class LogFeed:
         """The end of a log, as Kafka told it with the last records; 0 before there were any."""
         return self._reader.ends.get(number, 0)
 
-    def find_ends(self, done: Callable[[Dict[int, int]], object]) -> None:
+    def find_ends(self, done: Callable[[dict[int, int]], object]) -> None:
         """Call ``done`` with the ends of all logs, at a time after this call, as soon as Kafka tells all of them."""
         self._loop.call_soon_threadsafe(self._start_find, done)
 
@@ -190,11 +191,11 @@ class LogFeed:
 
     # -- ends -------------------------------------------------------------------------
 
-    def _start_find(self, done: Callable[[Dict[int, int]], object]) -> None:
+    def _start_find(self, done: Callable[[dict[int, int]], object]) -> None:
         self._start_task(self._find_ends(done))
 
-    async def _find_ends(self, done: Callable[[Dict[int, int]], object]) -> None:
-        ends: Dict[int, int] = {}
+    async def _find_ends(self, done: Callable[[dict[int, int]], object]) -> None:
+        ends: dict[int, int] = {}
         while len(ends) < len(self._batches):
             ends.update(await self._kafka.ends([number for number in self._batches if number not in ends]))
             if len(ends) < len(self._batches):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import count, islice
-from typing import Any, Callable, Dict, Final, List, NamedTuple, Optional, Tuple
+from typing import Any, Final, NamedTuple
 
 from aiokafka.errors import (
     KafkaError,
@@ -42,7 +42,7 @@ _numbers = count(1)
 class _Fetch(NamedTuple):
     """A request to one Kafka broker: the offsets that it asks for, by shard."""
 
-    offsets: Dict[int, int]
+    offsets: dict[int, int]
     began: float
     wait: float
     task: asyncio.Task[Any]
@@ -56,21 +56,21 @@ class LogReader:
     every `HELD_WAIT` while there are any.
     """
 
-    def __init__(self, brokers: KafkaBrokers, topic: str, starts: Dict[int, int], on_record: OnRecord) -> None:
+    def __init__(self, brokers: KafkaBrokers, topic: str, starts: dict[int, int], on_record: OnRecord) -> None:
         self.failure = ""  # why it reads no more
         self.held: set[int] = set()
-        self.ends: Dict[int, int] = {}  # of the logs, as Kafka told them with the records that were read last
-        self.on_pause: Optional[Callable[[], object]] = None
+        self.ends: dict[int, int] = {}  # of the logs, as Kafka told them with the records that were read last
+        self.on_pause: Callable[[], object] | None = None
         self._brokers = brokers
         self._topic = topic
         self._starts = starts
         self._on_record = on_record
         self._positions = dict(starts)  # the next offset of each log
-        self._fetched: Dict[int, Iterator[Tuple[int, bytes]]] = {}  # records that were not handed on
-        self._fetches: Dict[int, _Fetch] = {}  # under way, by the Kafka broker
+        self._fetched: dict[int, Iterator[tuple[int, bytes]]] = {}  # records that were not handed on
+        self._fetches: dict[int, _Fetch] = {}  # under way, by the Kafka broker
         self._refresh_at = 0.0  # of the loop's clock: not before
         self._purpose = f"read-{next(_numbers)}"
-        self._task: Optional[asyncio.Task[None]] = None
+        self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.get_running_loop().create_task(self._run())
@@ -122,7 +122,7 @@ class LogReader:
 
     def _start_fetches(self) -> None:
         """Ask each Kafka broker that leads some of the logs, unless it is asked already or its last answer is not handed on."""
-        wanted: Dict[int, Dict[int, int]] = {}
+        wanted: dict[int, dict[int, int]] = {}
         busy = set()
         for shard, position in self._positions.items():
             leader = self._brokers.leader(shard)
@@ -141,7 +141,7 @@ class LogReader:
                 task = loop.create_task(self._fetch(leader, offsets, wait))
                 self._fetches[leader] = _Fetch(offsets, loop.time(), wait, task)
 
-    async def _fetch(self, leader: int, offsets: Dict[int, int], wait: float) -> Any:
+    async def _fetch(self, leader: int, offsets: dict[int, int], wait: float) -> Any:
         """The answer; None if there is none."""
         places = [(shard, offset, LOG_BYTES) for shard, offset in offsets.items()]
         request = FetchRequest(int(wait * 1000), 1, FETCH_BYTES, READ_UNCOMMITTED, [(self._topic, places)])
@@ -227,7 +227,7 @@ class LogReader:
         return found
 
 
-def records_of(data: bytes, first: int) -> Iterator[Tuple[int, bytes]]:
+def records_of(data: bytes, first: int) -> Iterator[tuple[int, bytes]]:
     """The records of a fetched part of a log from the offset ``first`` on. Raises `ValueError` if it is damaged."""
     records = MemoryRecords(data)
     while records.has_next():

@@ -10,7 +10,7 @@ is another body, a release or a takeover.
 
 from __future__ import annotations
 
-from typing import Final, List, NamedTuple, Optional
+from typing import Final, NamedTuple
 
 from mqttbroker.cluster.records import (
     CHANGES,
@@ -54,8 +54,8 @@ class LogView:
         self.owner = b""  # of the epoch
         self.sequence = 0  # of the last valid record of the epoch
         self.released = False
-        self._parts: List[bytes] = []  # of a body whose last part was not read
-        self._before: Optional[ViewState] = None  # the first of them
+        self._parts: list[bytes] = []  # of a body whose last part was not read
+        self._before: ViewState | None = None  # the first of them
 
     @property
     def state(self) -> ViewState:
@@ -115,12 +115,12 @@ class LogView:
         self._parts.clear()
         self._before = None
 
-    def body(self, header: Header, record: bytes) -> Optional[bytes]:
+    def body(self, header: Header, record: bytes) -> bytes | None:
         """The body that ends with this record; None if that has more parts. To be called for each valid record of changes
         behind `read`."""
         return self.with_part(header, record[HEADER_BYTES:])
 
-    def with_part(self, header: Header, part: bytes) -> Optional[bytes]:
+    def with_part(self, header: Header, part: bytes) -> bytes | None:
         """As `body`, with the part of it that the record has."""
         if header.flags & MORE:
             self._parts.append(part)

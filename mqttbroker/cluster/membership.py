@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Callable, Dict, Final, List, Optional, Tuple
+from typing import Any, Final
 
 import msgspec
 from aiokafka.client import AIOKafkaClient, ConnectionGroup, CoordinationType
@@ -61,12 +62,12 @@ class NodeInfo(msgspec.Struct):
     link_port: int
     version: str
     http: str = ""
-    owned: Dict[int, int] = {}
-    follows: List[int] = []
-    warm: List[int] = []
+    owned: dict[int, int] = {}
+    follows: list[int] = []
+    warm: list[int] = []
     draining: bool = False
-    pins: Dict[int, Tuple[str, float]] = {}
-    failed: List[int] = []
+    pins: dict[int, tuple[str, float]] = {}
+    failed: list[int] = []
     link_key: str = ""
     formats: Versions = SPOKEN
 
@@ -80,11 +81,11 @@ class Directory(msgspec.Struct):
     that all of ``members`` do."""
 
     generation: int
-    members: Dict[str, NodeInfo]
-    shards: List[Tuple[Optional[str], List[str]]]
-    pins: Dict[int, Tuple[str, float]] = {}
+    members: dict[str, NodeInfo]
+    shards: list[tuple[str | None, list[str]]]
+    pins: dict[int, tuple[str, float]] = {}
     moving: bool = False
-    refused: List[float] = []
+    refused: list[float] = []
 
 
 _encode = msgspec.json.encode
@@ -92,12 +93,12 @@ _decode_info = msgspec.json.Decoder(NodeInfo).decode
 _decode_directory = msgspec.json.Decoder(Directory).decode
 
 
-def make_directory(generation: int, infos: List[NodeInfo], shards: int, standbys: int) -> Directory:
+def make_directory(generation: int, infos: list[NodeInfo], shards: int, standbys: int) -> Directory:
     """The directory for these members: a function of them alone."""
-    members: Dict[str, NodeInfo] = {}
+    members: dict[str, NodeInfo] = {}
     refused = []
-    pins: Dict[int, Tuple[str, float]] = {}
-    spoken: Optional[Versions] = None
+    pins: dict[int, tuple[str, float]] = {}
+    spoken: Versions | None = None
     # Those that serve shards stay, whatever their clocks said at their start.
     for info in sorted(infos, key=lambda one: (not one.owned, one.start, one.node)):
         common = info.formats if spoken is None else spoken.common(info.formats)
@@ -125,7 +126,7 @@ def _member(info: NodeInfo) -> Member:
     return Member(info.node, info.owned, frozenset(info.follows), frozenset(info.warm), info.draining, failed)
 
 
-def _later(members: Dict[str, NodeInfo], places: List[Place]) -> List[Member]:
+def _later(members: dict[str, NodeInfo], places: list[Place]) -> list[Member]:
     """The members once each has what ``places`` give it."""
     found = []
     for name, info in members.items():
@@ -135,7 +136,7 @@ def _later(members: Dict[str, NodeInfo], places: List[Place]) -> List[Member]:
     return found
 
 
-def refusal(own: NodeInfo, members: Dict[str, NodeInfo]) -> str:
+def refusal(own: NodeInfo, members: dict[str, NodeInfo]) -> str:
     """Why the node ``own`` is not among ``members``."""
     other = members.get(own.node)
     if other is not None:
@@ -162,7 +163,7 @@ class Membership:
 
     def __init__(
         self,
-        connection: Dict[str, Any],
+        connection: dict[str, Any],
         group: str,
         session_timeout: float,
         shards: int,
@@ -170,7 +171,7 @@ class Membership:
         describe: Callable[[], NodeInfo],
         assigned: Callable[[Directory], None],
     ) -> None:
-        self.directory: Optional[Directory] = None
+        self.directory: Directory | None = None
         self.session_timeout = session_timeout
         self.joined = False  # Kafka has this node as a member, as far as is known
         self._connection = connection
@@ -181,8 +182,8 @@ class Membership:
         self._standbys = standbys
         self._describe = describe
         self._assigned = assigned
-        self._client: Optional[AIOKafkaClient] = None
-        self._coordinator: Optional[int] = None
+        self._client: AIOKafkaClient | None = None
+        self._coordinator: int | None = None
         self._coordinator_missed = False  # since the last answer that was no error
         self._member_id = ""
         self._generation = -1
@@ -201,7 +202,7 @@ class Membership:
                 await self._connect()
                 await self._join()
                 await self._stay()
-            except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            except (TimeoutError, KafkaError, OSError) as error:
                 self._lost_coordinator(f"{type(error).__name__} {error}".strip())
                 await asyncio.sleep(RETRY_AFTER)
 

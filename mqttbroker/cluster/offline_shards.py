@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Dict, Final, List
+from typing import Final
 
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.bus import Bus, BusRecord, LocalReceiver, first_mark
@@ -53,13 +53,13 @@ class OfflineShards:
         self._directory = directory
         self._prepare = prepare
         self._build = build
-        self._ends: Dict[int, int] = {}
-        self._tables: Dict[int, ShardTables] = {}
-        self._views: Dict[int, LogView] = {}
-        self._cores: Dict[int, _OfflineCore] = {}
+        self._ends: dict[int, int] = {}
+        self._tables: dict[int, ShardTables] = {}
+        self._views: dict[int, LogView] = {}
+        self._cores: dict[int, _OfflineCore] = {}
 
     @property
-    def ends(self) -> Dict[int, int]:
+    def ends(self) -> dict[int, int]:
         """The ends of the logs, by shard."""
         return self._ends
 
@@ -90,7 +90,7 @@ class OfflineShards:
             for tables in self._tables.values():
                 tables.close()
 
-    async def _offsets(self, ask: Callable[[range], Awaitable[Dict[int, int]]], missing: str) -> Dict[int, int]:
+    async def _offsets(self, ask: Callable[[range], Awaitable[dict[int, int]]], missing: str) -> dict[int, int]:
         found = await ask(range(self._shards.count))
         for shard in range(self._shards.count):
             if shard not in found:
@@ -125,8 +125,8 @@ class OfflineShards:
     async def _route(self) -> None:
         """Route what other shards have published behind the marks of each shard."""
         every = range(self._shards.count)
-        batches: Dict[tuple[int, int], FeedBatches] = {}  # by the log and the shard that reads it
-        starts: Dict[int, int] = {}
+        batches: dict[tuple[int, int], FeedBatches] = {}  # by the log and the shard that reads it
+        starts: dict[int, int] = {}
         for shard in every:
             marks = self._tables[shard].marks
             for number in every:
@@ -179,8 +179,8 @@ class OfflineShards:
 
 async def follow(
     kafka: KafkaLog,
-    starts: Dict[int, int],
-    ends: Dict[int, int],
+    starts: dict[int, int],
+    ends: dict[int, int],
     on_record: Callable[[int, int, bytes], None],
     on_pause: Callable[[], None],
 ) -> None:
@@ -190,7 +190,7 @@ async def follow(
     if not positions:
         return
 
-    failures: List[Exception] = []  # the reader has a line in the log for its own ones only
+    failures: list[Exception] = []  # the reader has a line in the log for its own ones only
 
     def read(shard: int, offset: int, record: bytes) -> None:
         positions[shard] = offset + 1
@@ -248,7 +248,7 @@ class _OfflineCore:
 
     def __init__(self, owner: OfflineShards, shard: int, shards: Shards, tables: ShardTables, view: LogView, broker: Broker) -> None:
         self.broker = broker
-        self.waiting: List[BusRecord] = []
+        self.waiting: list[BusRecord] = []
         self._tables = tables
         self._state = view.state
         retained = broker.publisher.retained_shards = ClusterRetained(broker, shards, shard, lambda: 0, lambda topic: None)

@@ -14,7 +14,7 @@ log, in order, to `record`, but for those that `appended` reports at the expecte
 from __future__ import annotations
 
 from enum import Enum
-from typing import Final, List, NamedTuple, Optional
+from typing import Final, NamedTuple
 
 from mqttbroker.cluster.log_view import VALID, LogView
 from mqttbroker.cluster.records import CHANGES, RELEASE, TAKEOVER, Header
@@ -43,7 +43,7 @@ class Do(Enum):
 
 class Action(NamedTuple):
     do: Do
-    header: Optional[Header] = None
+    header: Header | None = None
     reason: str = ""
 
 
@@ -68,15 +68,15 @@ class Ownership:
         self._not_before = 0.0  # when a living owner may be deposed
         self._confirmed = 0.0  # the node was the owner at this time
         self._now = 0.0
-        self._pending: Optional[Header] = None  # of the record of `append`, until its outcome is known
+        self._pending: Header | None = None  # of the record of `append`, until its outcome is known
         self._sent = 0.0  # when it, or a takeover, was sent
-        self._appending: Optional[Header] = None  # the append whose answer is awaited
+        self._appending: Header | None = None  # the append whose answer is awaited
         self._reading = False  # an answer to READ_TO_END is awaited
         self._read_again = False
         self._read_from = 0  # the end of the view when READ_TO_END was asked for
-        self._actions: List[Action] = []
+        self._actions: list[Action] = []
 
-    def take_actions(self) -> List[Action]:
+    def take_actions(self) -> list[Action]:
         """The actions since the last call, in order."""
         actions, self._actions = self._actions, []
         return actions
@@ -341,5 +341,5 @@ class Ownership:
         self._pending = self._appending = None
         self._do(Do.DROP, reason=reason)
 
-    def _do(self, do: Do, header: Optional[Header] = None, reason: str = "") -> None:
+    def _do(self, do: Do, header: Header | None = None, reason: str = "") -> None:
         self._actions.append(Action(do, header, reason))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Callable, Dict, Final, Protocol
+from collections.abc import Callable
+from typing import Final, Protocol
 
 from mqttbroker.cluster.retained_pages import RetainedPages
 from mqttbroker.cluster.retained_shards import ClusterRetained
@@ -42,9 +43,9 @@ class RetainedMessages:
         links: Links,
         position: Callable[[int], int],
         own_end: Callable[[], int],
-        find_ends: Callable[[Callable[[Dict[int, int]], None]], object],
+        find_ends: Callable[[Callable[[dict[int, int]], None]], object],
     ) -> None:
-        def positions() -> Dict[int, int]:
+        def positions() -> dict[int, int]:
             return {shard: own_end() if shard == own else position(shard) for shard in range(shards.count)}
 
         self._view = RetainedView(

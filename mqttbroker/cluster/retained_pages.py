@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from functools import partial
-from typing import Annotated, Dict, Final, List, Tuple
+from typing import Annotated, Final
 
 import msgspec
 
@@ -30,7 +30,7 @@ log = logging.getLogger("mqttbroker.cluster")
 
 _QoS = Annotated[int, msgspec.Meta(ge=0, le=2)]
 _Time = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]  # microseconds
-Row = Tuple[str, bytes, _QoS, bytes, str, _Time, _Time]
+Row = tuple[str, bytes, _QoS, bytes, str, _Time, _Time]
 
 
 class PageRequest(msgspec.Struct, array_like=True):
@@ -41,7 +41,7 @@ class PageRequest(msgspec.Struct, array_like=True):
     topic_filter: str
     after: str
     size: int
-    needed: Dict[int, int]
+    needed: dict[int, int]
 
 
 class RetainedPage(msgspec.Struct, array_like=True):
@@ -51,10 +51,10 @@ class RetainedPage(msgspec.Struct, array_like=True):
     number: int
     after: str
     done: bool
-    routed: Dict[int, int]
-    rows: List[Row]
+    routed: dict[int, int]
+    rows: list[Row]
 
-    def messages(self) -> List[Message]:
+    def messages(self) -> list[Message]:
         return [
             Message(topic, payload, qos, True, properties, publisher, timestamp, expires_at)
             for topic, payload, qos, properties, publisher, timestamp, expires_at in self.rows
@@ -75,7 +75,7 @@ class _Answer:
         self.scan = scan
         self.until = until  # monotonic time
         self.size = 0
-        self.rows: List[Row] = []
+        self.rows: list[Row] = []
 
 
 class RetainedPages(LongWork):
@@ -100,7 +100,7 @@ class RetainedPages(LongWork):
         self._position = position
         self._own_end = own_end
         self._send = send
-        self._answers: List[_Answer] = []
+        self._answers: list[_Answer] = []
 
     def asked(self, shard: int, body: bytes) -> None:
         """A request came from the core of a shard."""
@@ -123,7 +123,7 @@ class RetainedPages(LongWork):
 
     def step(self, budget: int) -> int:
         cost = 0
-        left: List[_Answer] = []
+        left: list[_Answer] = []
         now = self._broker.outbound.clock.monotonic
         for answer in self._answers:
             if cost >= budget:
@@ -139,7 +139,7 @@ class RetainedPages(LongWork):
         self._answers = left
         return cost
 
-    def _has_read(self, needed: Dict[int, int]) -> bool:
+    def _has_read(self, needed: dict[int, int]) -> bool:
         return all(shard == self._own or self._position(shard) >= end for shard, end in needed.items())
 
     def _read(self, answer: _Answer) -> bool:

@@ -8,16 +8,16 @@ the topic's shard. So each topic has one writer, and one order.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
-from typing import Callable, Deque, Dict, Final, Optional, Tuple
+from typing import Final
 
 from mqttbroker.cluster.shards import Shards
-from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.delivery.retained_shards import CommitGate, RetainedShards
 from sessions.journal import Gate
 from sessions.message import Message
-
 
 LOCAL_ROOT: Final = "$SYS/"  # of topics that each core has for itself
 PURGE_FROM: Final = 10_000  # waiting messages for a shard
@@ -37,9 +37,9 @@ class ClusterRetained(RetainedShards):
         self._own = own
         self._own_end = own_end
         self._changed = changed
-        self._ends: Dict[int, int] = {}  # by shard: its core has read this core's log up to this offset
-        self._waiting: Dict[int, Deque[Tuple[int, Gate]]] = {}  # by shard: offsets behind messages, ascending
-        self._purge_at: Dict[int, int] = {}  # by shard: the length at which they are purged
+        self._ends: dict[int, int] = {}  # by shard: its core has read this core's log up to this offset
+        self._waiting: dict[int, deque[tuple[int, Gate]]] = {}  # by shard: offsets behind messages, ascending
+        self._purge_at: dict[int, int] = {}  # by shard: the length at which they are purged
 
     def kept_here(self, topic: str) -> bool:
         return self._shard_of(topic) == self._own
@@ -54,7 +54,7 @@ class ClusterRetained(RetainedShards):
 
     # -- messages that were published on this core ---------------------------------
 
-    def published(self, message: Message, gate: Optional[Gate]) -> None:
+    def published(self, message: Message, gate: Gate | None) -> None:
         shard = self._shard_of(message.topic)
         if shard == self._own:
             self._broker.retained.set(message, False, gate)
@@ -72,7 +72,7 @@ class ClusterRetained(RetainedShards):
     def all_in_log(self) -> bool:
         return self.uncommitted == 0
 
-    def _committed(self, shard: int, gate: Optional[Gate], failed: bool) -> None:
+    def _committed(self, shard: int, gate: Gate | None, failed: bool) -> None:
         """A message for a shard is in the own log, or its commit has failed."""
         self.uncommitted -= 1
         if gate is None:

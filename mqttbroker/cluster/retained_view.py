@@ -11,7 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Deque, Dict, Final, List, Optional, Tuple
+from typing import Final
 
 import msgspec
 
@@ -52,7 +52,7 @@ class _Arrivals(LongWork):
 
     def __init__(self, view: RetainedView) -> None:
         self._view = view
-        self.pages: List[Tuple[_Request, Optional[RetainedPage]]] = []
+        self.pages: list[tuple[_Request, RetainedPage | None]] = []
 
     @property
     def done(self) -> bool:
@@ -66,7 +66,7 @@ class _Arrivals(LongWork):
         return taken
 
 
-def _cost(page: Optional[RetainedPage]) -> int:
+def _cost(page: RetainedPage | None) -> int:
     return 1 if page is None else len(page.rows) + 1
 
 
@@ -102,8 +102,8 @@ class RetainedView(ReplaySources):
         broker: Broker,
         shards: Shards,
         own: int,
-        positions: Callable[[], Dict[int, int]],
-        find_ends: Callable[[Callable[[Dict[int, int]], None]], object],
+        positions: Callable[[], dict[int, int]],
+        find_ends: Callable[[Callable[[dict[int, int]], None]], object],
         uncommitted: Callable[[], bool],
         send: Callable[[int, bytes], bool],
     ) -> None:
@@ -112,23 +112,23 @@ class RetainedView(ReplaySources):
         self.own = own
         self._positions = positions
         self._find_ends = find_ends
-        self._first: List[_Request] = []  # requests for the first page of a source
+        self._first: list[_Request] = []  # requests for the first page of a source
         self._finding = False
         self._uncommitted = uncommitted
         self._send = send
-        self._queue: Deque[_Source] = deque()  # sources that wait for one of `MAX_REQUESTS`
-        self._away: List[_Source] = []  # sources that wait for a core that is away
-        self._requests: Dict[int, _Request] = {}
+        self._queue: deque[_Source] = deque()  # sources that wait for one of `MAX_REQUESTS`
+        self._away: list[_Source] = []  # sources that wait for a core that is away
+        self._requests: dict[int, _Request] = {}
         self._arrived = _Arrivals(self)
         self._number = 0
-        self._changes: Dict[str, int] = {}  # topics that changed while requests were not answered, numbered
+        self._changes: dict[str, int] = {}  # topics that changed while requests were not answered, numbered
         self._change = 0  # the last one's number
         self._forgotten = 0  # changes up to this one are not known any more
-        self._held: Dict[str, _Held] = {}  # the messages of pages that were not replaced, by topic
+        self._held: dict[str, _Held] = {}  # the messages of pages that were not replaced, by topic
         self.held_bytes = 0
 
     def open(self, topic_filter: str) -> ReplaySource:
-        left: Dict[int, str] = {}
+        left: dict[int, str] = {}
         own = True
         local = f"{topic_filter}/".startswith(LOCAL_ROOT)
         if not local:
@@ -177,7 +177,7 @@ class RetainedView(ReplaySources):
         held.pages += 1
         return held.message
 
-    def release(self, messages: List[Message]) -> None:
+    def release(self, messages: list[Message]) -> None:
         for message in messages:
             held = self._held.get(message.topic)
             if held is not None and held.message is message:
@@ -216,7 +216,7 @@ class RetainedView(ReplaySources):
             self._finding = True
             self._find_ends(partial(self._found_ends, requests))
 
-    def _found_ends(self, requests: List[_Request], ends: Dict[int, int]) -> None:
+    def _found_ends(self, requests: list[_Request], ends: dict[int, int]) -> None:
         self._finding = False
         for request in requests:
             request.source.ends = ends
@@ -269,7 +269,7 @@ class RetainedView(ReplaySources):
             self._arrived.pages.append((request, page))
             self.broker.turns.add(self._arrived)
 
-    def take(self, request: _Request, page: Optional[RetainedPage]) -> bool:
+    def take(self, request: _Request, page: RetainedPage | None) -> bool:
         """Take a page, when this core has routed as much as the other one; false until then."""
         if self._requests.get(request.number) is not request:
             return True
@@ -313,7 +313,7 @@ class RetainedView(ReplaySources):
         before = self.broker.outbound.clock.monotonic - ASK_AGAIN_AFTER
         self._ask_again([request for request in self._requests.values() if request.sent and request.sent <= before])
 
-    def _ask_again(self, requests: List[_Request]) -> None:
+    def _ask_again(self, requests: list[_Request]) -> None:
         for request in requests:
             self._queue.append(request.source)
             self._end(request)
@@ -324,16 +324,16 @@ class _Source(ReplaySource):
     """The retained messages that match one filter: with ``has_own`` those of the own shard are still to be read, ``left`` has the others, and
     of each the last topic that was read."""
 
-    def __init__(self, view: RetainedView, topic_filter: str, has_own: bool, left: Dict[int, str]) -> None:
+    def __init__(self, view: RetainedView, topic_filter: str, has_own: bool, left: dict[int, str]) -> None:
         super().__init__()
         self.has_own = has_own
         self.topic_filter = topic_filter
         self.left = left
         self.closed = False
-        self.ends: Optional[Dict[int, int]] = None  # of other logs, which the first page must have
+        self.ends: dict[int, int] | None = None  # of other logs, which the first page must have
         self._view = view
-        self._scan: Optional[RetainedScan] = None
-        self._page: List[Message] = []  # the last one
+        self._scan: RetainedScan | None = None
+        self._page: list[Message] = []  # the last one
         self._read = 0  # of its messages
         self._asked = False
 
@@ -349,7 +349,7 @@ class _Source(ReplaySource):
     def waiting(self) -> bool:
         return self._asked
 
-    def read(self, budget: int, now: int) -> List[Message]:
+    def read(self, budget: int, now: int) -> list[Message]:
         if self._scan is not None and not self._scan.done:
             found = self._scan.read(budget, now)
             self.visited = self._scan.visited
@@ -372,7 +372,7 @@ class _Source(ReplaySource):
         self.has_own = self._asked = False
         self._scan = self._view.broker.retained.scan(self.topic_filter)
 
-    def arrived(self, shard: int, messages: List[Message], after: str, done: bool) -> None:
+    def arrived(self, shard: int, messages: list[Message], after: str, done: bool) -> None:
         """A page of a shard came."""
         self._asked = False
         self._page, self._read = [self._view.hold(message) for message in messages], 0

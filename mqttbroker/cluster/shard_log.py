@@ -6,7 +6,7 @@ import asyncio
 import logging
 from contextlib import suppress
 from enum import Enum
-from typing import Final, Optional, Protocol
+from typing import Final, Protocol
 
 from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.log_view import CAUSES, OUT_OF_SEQUENCE, VALID
@@ -88,11 +88,11 @@ class ShardLog:
         self._events = events
         self._shard = ownership.view.shard
         self._loop = asyncio.get_running_loop()
-        self._outcome: Optional[asyncio.Future[Outcome]] = None
+        self._outcome: asyncio.Future[Outcome] | None = None
         self._refused = False  # the last append was refused, which is logged once
-        self._target: Optional[tuple[int, float]] = None  # the end to read to, and when it was asked for
+        self._target: tuple[int, float] | None = None  # the end to read to, and when it was asked for
         self._tasks: set[asyncio.Task[None]] = set()
-        self._reading: Optional[asyncio.Task[None]] = None
+        self._reading: asyncio.Task[None] | None = None
         self._stopped = False
 
     def start(self) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Dict, Final, FrozenSet, Optional
+from typing import Any, Final
 
 from bridge_spark.log.stream_files import STREAMS
 from bridge_spark.log.stream_log import StreamLogs
@@ -91,12 +91,12 @@ class ShardCore:
     def __init__(self, setup: CoreSetup, shard: int, directory: Path, on_lost: Callable[[str], None]) -> None:
         settings, cluster = setup.settings, setup.settings.cluster
         self.shard = shard
-        self.owners: Dict[int, LinkAddress] = {}
+        self.owners: dict[int, LinkAddress] = {}
         self.nodes = 0  # in the cluster
         self.bus_lag = 0  # records of the other logs that are not routed
         self.links_missing: Sequence[int] = ()  # shards with an owner to whose core there is no link
-        self.streams: Optional[StreamTopics] = None
-        self.definitions: Dict[str, Dict[str, Any]] = {}  # a stream is a topic of Kafka, which is not made at run time
+        self.streams: StreamTopics | None = None
+        self.definitions: dict[str, dict[str, Any]] = {}  # a stream is a topic of Kafka, which is not made at run time
         self.stream_logs = StreamLogs(directory / STREAMS, [])
         self._setup = setup
         self.settings = settings  # of the broker, once there is one
@@ -115,20 +115,20 @@ class ShardCore:
             Sizes(cluster.max_record_bytes, settings.limits.max_unapplied_bytes),
             self._prepare,
         )
-        self._keeper: Optional[SnapshotKeeper] = None
-        self._links: Optional[Links] = None
+        self._keeper: SnapshotKeeper | None = None
+        self._links: Links | None = None
         self._accepts = False  # clients
         self._listeners: Sequence[OpenListener] = ()
-        self._listener_names: FrozenSet[str] = frozenset()
-        self._links_of_clients: Dict[Link, bool] = {}
+        self._listener_names: frozenset[str] = frozenset()
+        self._links_of_clients: dict[Link, bool] = {}
         self._tls = client_context(cluster.link_cafile, cluster.link_certfile, cluster.link_keyfile)
-        self._retained: Optional[RetainedMessages] = None
-        self._bus: Optional[Bus] = None
-        self._feed: Optional[LogFeed] = None
-        self._server: Optional[LinkServer] = None
-        self._undecided: Optional[asyncio.Task[None]] = None
+        self._retained: RetainedMessages | None = None
+        self._bus: Bus | None = None
+        self._feed: LogFeed | None = None
+        self._server: LinkServer | None = None
+        self._undecided: asyncio.Task[None] | None = None
 
-    def direct(self, owners: Dict[int, LinkAddress], nodes: int) -> None:
+    def direct(self, owners: dict[int, LinkAddress], nodes: int) -> None:
         """The cores that own the shards have these addresses; they are of ``nodes`` nodes."""
         self.owners, self.nodes = owners, nodes
         if self._links is not None:
@@ -178,7 +178,7 @@ class ShardCore:
     def snapshots_written(self) -> int:
         return 0 if self._keeper is None else self._keeper.written
 
-    def _derived(self) -> Optional[int]:
+    def _derived(self) -> int | None:
         """The offset before which the topics of streams have everything; None if there are no streams."""
         if not self._settings.streams:
             return None
@@ -279,7 +279,7 @@ class ShardCore:
         if self._feed is not None:
             self._feed.taken(number, size)
 
-    def _find_ends(self, done: Callable[[Dict[int, int]], None]) -> None:
+    def _find_ends(self, done: Callable[[dict[int, int]], None]) -> None:
         assert self._feed is not None
         self._feed.find_ends(done)
 
@@ -360,7 +360,7 @@ class ShardCore:
         """Why messages are not copied to the topics of streams now; "" if they are."""
         return "" if self.streams is None else self.streams.failure
 
-    def sys_topics(self) -> Dict[str, object]:
+    def sys_topics(self) -> dict[str, object]:
         return {
             "cluster/nodes": self.nodes,
             "cluster/shards": self._shards.count,

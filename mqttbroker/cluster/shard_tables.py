@@ -11,7 +11,7 @@ import sqlite3
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import Deque, Dict, Final, List, Optional, Tuple
+from typing import Final
 
 from mqttbroker.cluster.body import changes_of
 from mqttbroker.cluster.log_view import ViewState
@@ -34,14 +34,14 @@ class ShardTables:
         self.database = Database(directory / DATABASE, durable=True)
         self._shard = shard
         self._cluster = cluster
-        self._tables: Optional[SqliteTables] = None
-        self._maintenance: Optional[Maintenance] = None
+        self._tables: SqliteTables | None = None
+        self._maintenance: Maintenance | None = None
         self._transactions = 0
         self._tidied = 0  # transactions at the last maintenance
         self._changes = PendingChanges()
         self._state = NOTHING_READ  # with these changes
-        self._marks: Dict[int, MarkRow] = {}  # by log; all of them
-        self._cuts: Deque[Tuple[PendingChanges, ViewState, List[MarkRow]]] = deque()  # to be applied one after the other
+        self._marks: dict[int, MarkRow] = {}  # by log; all of them
+        self._cuts: deque[tuple[PendingChanges, ViewState, list[MarkRow]]] = deque()  # to be applied one after the other
         self._cut_bytes = 0
         self._applied = NOTHING_READ
 
@@ -189,7 +189,7 @@ class ShardTables:
         return self.tables.recover()
 
     @property
-    def marks(self) -> Dict[int, MarkRow]:
+    def marks(self) -> dict[int, MarkRow]:
         """How far the logs of other shards are read, by log, with everything that was added."""
         return dict(self._marks)
 

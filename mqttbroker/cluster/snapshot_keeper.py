@@ -8,7 +8,7 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Dict, Final, Optional
+from typing import Final
 
 from mqttbroker.cluster.shard_tables import DATABASE
 from mqttbroker.cluster.snapshots import SnapshotEntry, SnapshotFailure, Snapshots, copy_database, newest
@@ -21,7 +21,7 @@ LOOK_INTERVAL: Final = 5.0  # seconds between two looks whether a snapshot is du
 RETRY_AFTER: Final = 30.0  # seconds after a snapshot failed
 
 
-def extent(file: Path) -> tuple[int, Dict[int, int]]:
+def extent(file: Path) -> tuple[int, dict[int, int]]:
     """The end of the log that a shard's database has, and its marks: offsets of the other logs, by shard. Raises `sqlite3.Error`."""
     with closing(sqlite3.connect(f"file:{file}?mode=ro", uri=True)) as connection:
         row = connection.execute("SELECT end FROM shard_log").fetchone()
@@ -43,7 +43,7 @@ def _end_of(file: Path) -> int:
         raise (CorruptStore if is_corrupt(error) else StoreError)(f"{file}: {error}") from None
 
 
-async def load_snapshot(snapshots: Snapshots, shard: int, log_topic: str, directory: Path, log_start: int) -> Optional[SnapshotEntry]:
+async def load_snapshot(snapshots: Snapshots, shard: int, log_topic: str, directory: Path, log_start: int) -> SnapshotEntry | None:
     """Replace a shard's database in ``directory`` by the newest snapshot if it lacks records that the log, whose first one is at
     ``log_start``, no longer has; the snapshot's entry, None if nothing is missing.
 
@@ -91,7 +91,7 @@ class SnapshotKeeper:
         most_age: float,
         log_bytes: Callable[[], int],
         owner: Callable[[], bool],
-        derived: Callable[[], Optional[int]],
+        derived: Callable[[], int | None],
         failed: Callable[[sqlite3.Error], object],
     ) -> None:
         self.written = 0  # snapshots

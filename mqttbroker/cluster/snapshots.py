@@ -15,7 +15,7 @@ import sqlite3
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Dict, Final, Optional
+from typing import Any, Final
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -63,11 +63,11 @@ class SnapshotEntry(msgspec.Struct, array_like=True, frozen=True):
     size: int
     digest: bytes
     end: int
-    marks: Dict[int, int]
+    marks: dict[int, int]
     written: float
 
 
-def newest(entries: Sequence[SnapshotEntry], shard: int) -> Optional[SnapshotEntry]:
+def newest(entries: Sequence[SnapshotEntry], shard: int) -> SnapshotEntry | None:
     """The entry of the shard that stands for most of its log."""
     return max((entry for entry in entries if entry.shard == shard), key=lambda entry: entry.end, default=None)
 
@@ -78,7 +78,7 @@ def needed_from(entries: Sequence[SnapshotEntry], shard: int, shards: int) -> in
     A core that starts with the newest snapshot of its shard reads the log from the snapshot's end, and the others from its marks.
     """
     found = [newest(entries, one) for one in range(shards)]
-    least: Optional[int] = None
+    least: int | None = None
     for one, entry in enumerate(found):
         if entry is None:
             return 0
@@ -103,7 +103,7 @@ class Snapshots:
     threads. They raise `SnapshotFailure`.
     """
 
-    def __init__(self, connection: Dict[str, Any], cluster_id: str, node: str, now: Callable[[], float]) -> None:
+    def __init__(self, connection: dict[str, Any], cluster_id: str, node: str, now: Callable[[], float]) -> None:
         self.topic = snapshots_topic(cluster_id)
         self.index = snapshot_index(cluster_id)
         self._connection = connection
@@ -112,7 +112,7 @@ class Snapshots:
 
     # -- writing ------------------------------------------------------------------
 
-    async def write(self, shard: int, file: Path, end: int, marks: Dict[int, int]) -> SnapshotEntry:
+    async def write(self, shard: int, file: Path, end: int, marks: dict[int, int]) -> SnapshotEntry:
         """Write the database in ``file``, which nobody changes meanwhile, as a snapshot of the shard."""
         producer = AIOKafkaProducer(
             **self._connection,
@@ -133,7 +133,7 @@ class Snapshots:
         log.info("event=snapshot_written shard=%d end=%d bytes=%d records=%d", shard, end, entry.size, entry.count)
         return entry
 
-    async def _write(self, producer: AIOKafkaProducer, shard: int, file: Path, end: int, marks: Dict[int, int]) -> SnapshotEntry:
+    async def _write(self, producer: AIOKafkaProducer, shard: int, file: Path, end: int, marks: dict[int, int]) -> SnapshotEntry:
         snapshot = secrets.token_bytes(ID_BYTES)
         digest = hashlib.sha256()
         compressor = zlib.compressobj(LEVEL)
@@ -240,7 +240,7 @@ class Snapshots:
         except (KafkaError, OSError) as error:
             raise SnapshotFailure(f"{topic}, partition {partition}: {error!r}") from None
 
-    async def delete_unneeded(self, log_topic: str, shard: int, shards: int, most: Optional[int] = None) -> int:
+    async def delete_unneeded(self, log_topic: str, shard: int, shards: int, most: int | None = None) -> int:
         """Delete what no core needs of the shard's log, up to the offset ``most``, and of its snapshots.
 
         Returns the offset before which the log was deleted.

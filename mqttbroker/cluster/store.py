@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Callable, Dict, Final, NamedTuple, Optional
+from typing import Any, Final, NamedTuple
 
 import uvloop
 
@@ -90,7 +90,7 @@ class KafkaStore:
         on_lost: Callable[[str], None],
         timing: Timing = Timing(),
         sizes: Sizes = Sizes(),
-        prepare: Optional[Callable[[int], Awaitable[None]]] = None,
+        prepare: Callable[[int], Awaitable[None]] | None = None,
     ) -> None:
         self.loaded: Future[Recovered] = Future()
         self.first_state = ViewState(0, NO_EPOCH, b"", 0, False)  # as the tables were opened
@@ -103,8 +103,8 @@ class KafkaStore:
         tables = ShardTables(directory, place.shard, place.cluster)
         self._follower = TablesFollower(tables, sizes.max_unapplied, self._fail)
         self._committer = Committer(self._follower, timing.append_timeout, sizes.max_record)
-        self._thread: Optional[threading.Thread] = None
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._running = threading.Event()  # `_loop` is there
         self._stop = asyncio.Event()
         self._own = False
@@ -112,7 +112,7 @@ class KafkaStore:
         self._patient = False  # waits for Kafka
         self._lost = ""
         self._connecting = ""  # why there is no connection to Kafka yet
-        self._shard: Optional[ShardLog] = None
+        self._shard: ShardLog | None = None
         self._connected = False
         self._log_end = 0  # as Kafka told a standby last
         self._parts: set[asyncio.Task[None]] = set()
@@ -160,7 +160,7 @@ class KafkaStore:
         return self._follower.damage
 
     @property
-    def marks(self) -> Dict[int, MarkRow]:
+    def marks(self) -> dict[int, MarkRow]:
         """When it is loaded: how far the logs of other shards are read, by log."""
         return self._follower.marks
 
@@ -315,7 +315,7 @@ class KafkaStore:
     async def _open_tables(self, kafka: KafkaLog) -> ViewState:
         """Open the database behind `prepare`."""
         shard = self._place.shard
-        starts: Dict[int, int] = {}
+        starts: dict[int, int] = {}
         while self._prepare is not None and shard not in starts:
             starts = await kafka.starts([shard])
             if self._stop.is_set():

@@ -6,7 +6,7 @@ import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Dict, Final
+from typing import Final
 
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.conversion import Carried, StoreRows
@@ -42,7 +42,7 @@ class StoreImport:
         self._owner = owner
         self._takeover = takeover
         self._max_record_bytes = max_record_bytes
-        self._sequences: Dict[int, int] = {}
+        self._sequences: dict[int, int] = {}
 
     async def run(self, database: Path, shards: int) -> Carried:
         """Import the database of a broker that does not run, whose tables have all that its commit log had.

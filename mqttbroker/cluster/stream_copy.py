@@ -7,13 +7,14 @@ record that is deleted; behind it, a record of a transaction that is aborted, or
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Final, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Final
 
 from sessions.message import Message
 
 MOST_VOID: Final = 10_000_000  # offsets of one transaction, so that it ends in time
 
-Row = Tuple[int, Message]
+Row = tuple[int, Message]
 
 
 class CopyFailure(Exception):
@@ -67,9 +68,9 @@ class PartitionCopy:
         self.records = 0
         self._target = target
         self._start = start
-        self._held: Optional[Row] = None
+        self._held: Row | None = None
 
-    async def add(self, rows: List[Row]) -> None:
+    async def add(self, rows: list[Row]) -> None:
         """Raises `CopyFailure`, which names the offset of an unfit record."""
         if not rows:
             return
@@ -95,10 +96,10 @@ class PartitionCopy:
             await self._target.begin_at(offset)
         self.end = offset
 
-    async def _copy(self, rows: List[Row], until: int) -> None:
+    async def _copy(self, rows: list[Row], until: int) -> None:
         """Copy these records, and fill the gaps between them and behind them up to ``until``."""
-        runs: List[Tuple[List[Message], int]] = []  # records one after the other, and the size of the gap behind them
-        run: List[Message] = []
+        runs: list[tuple[list[Message], int]] = []  # records one after the other, and the size of the gap behind them
+        run: list[Message] = []
         reached = self.end
         for offset, message in rows:
             if offset != reached:
@@ -120,7 +121,7 @@ class PartitionCopy:
                 if gap:
                     await self._void(gap, number == last)
 
-    async def _append(self, messages: List[Message]) -> None:
+    async def _append(self, messages: list[Message]) -> None:
         if not messages:
             return
         try:

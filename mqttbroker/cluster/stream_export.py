@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Dict, Final, List, NamedTuple, Sequence, Tuple, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
@@ -41,7 +41,7 @@ SETTLED_WAIT: Final = TRANSACTION_TIMEOUT + 40.0  # seconds until Kafka has ende
 LOOK_INTERVAL: Final = 0.5  # seconds between two looks whether it has
 
 T = TypeVar("T")
-Key = Tuple[str, int]  # stream and partition
+Key = tuple[str, int]  # stream and partition
 
 
 class ExportedStream(NamedTuple):
@@ -69,18 +69,18 @@ class StreamExport:
     """
 
     def __init__(
-        self, connection: Dict[str, Any], id: str, streams: Sequence[Stream], directory: Path, left_out: Sequence[str] = ()
+        self, connection: dict[str, Any], id: str, streams: Sequence[Stream], directory: Path, left_out: Sequence[str] = ()
     ) -> None:
-        self.ends: Dict[Key, int] = {}  # of the partitions that were written
+        self.ends: dict[Key, int] = {}  # of the partitions that were written
         self._connection = connection
         self._id = id
         self._directory = directory
         self._configured = {stream.name: stream for stream in streams}
         self._left_out = set(left_out)
-        self._partitions: Dict[str, int] = {}  # of the topics of streams
+        self._partitions: dict[str, int] = {}  # of the topics of streams
         self._has_positions = False
-        self._records: Dict[str, int] = {}  # by stream
-        self._late: Dict[str, int] = {}
+        self._records: dict[str, int] = {}  # by stream
+        self._late: dict[str, int] = {}
 
     async def plan(self) -> None:
         """Find the topics, and check that each one can be exported."""
@@ -93,7 +93,7 @@ class StreamExport:
             self._has_positions = positions_topic(self._id) in topics
             described = await admin.describe_topics([prefix + name for name in names]) if names else []
             found = {one["topic"].removeprefix(prefix): len(one["partitions"]) for one in described}
-        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, KafkaError, OSError) as error:
             raise LogFailure(f"topics of streams: {error!r}") from None
         finally:
             await admin.close()
@@ -117,7 +117,7 @@ class StreamExport:
                 raise LogFailure(f'topic {prefix}{name}: streams need pyarrow: pip install "mqttbroker[parquet]"')
             self._partitions[name] = found[name]
 
-    async def run(self, log: KafkaLog, record_cluster: bytes, log_ends: Dict[int, int]) -> List[ExportedStream]:
+    async def run(self, log: KafkaLog, record_cluster: bytes, log_ends: dict[int, int]) -> list[ExportedStream]:
         """Write all records; ``log`` has the logs of the shards, up to ``log_ends``, and ``record_cluster`` is in each of their records."""
         if not self._partitions:
             return []
@@ -155,7 +155,7 @@ class StreamExport:
 
     # -- topics ---------------------------------------------------------------------
 
-    async def _bounds(self, consumer: AIOKafkaConsumer, places: List[TopicPartition]) -> Dict[TopicPartition, _Place]:
+    async def _bounds(self, consumer: AIOKafkaConsumer, places: list[TopicPartition]) -> dict[TopicPartition, _Place]:
         """The offsets of each partition, once no transaction is open."""
         loop = asyncio.get_running_loop()
         until = loop.time() + SETTLED_WAIT
@@ -212,14 +212,14 @@ class StreamExport:
     # -- messages in the logs only -----------------------------------------------------
 
     async def _views(
-        self, consumer: AIOKafkaConsumer, positions: List[TopicPartition], bounds: Dict[TopicPartition, _Place], log: KafkaLog,
+        self, consumer: AIOKafkaConsumer, positions: list[TopicPartition], bounds: dict[TopicPartition, _Place], log: KafkaLog,
         record_cluster: bytes,
-    ) -> Tuple[Dict[int, int], Dict[int, LogView]]:  # fmt: skip
+    ) -> tuple[dict[int, int], dict[int, LogView]]:  # fmt: skip
         """From where on each log is not in the topics, and the views that read it from there on."""
         shards = [place.partition for place in positions]
         log_starts = await log.starts(shards) if shards else {}
-        starts: Dict[int, int] = {}
-        views: Dict[int, LogView] = {}
+        starts: dict[int, int] = {}
+        views: dict[int, LogView] = {}
         for place in positions:
             shard = place.partition
             consumer.assign([place])
@@ -237,11 +237,11 @@ class StreamExport:
                 )
         return starts, views
 
-    async def _follow(self, log: KafkaLog, starts: Dict[int, int], views: Dict[int, LogView], ends: Dict[int, int]) -> None:
+    async def _follow(self, log: KafkaLog, starts: dict[int, int], views: dict[int, LogView], ends: dict[int, int]) -> None:
         """Write the messages that no core has copied."""
         with ExitStack() as stack:
-            targets: Dict[Key, Any] = {}
-            ignored: Dict[str, int] = {}
+            targets: dict[Key, Any] = {}
+            ignored: dict[str, int] = {}
 
             def read(shard: int, offset: int, record: bytes) -> None:
                 for section in stream_sections(views[shard], offset, record):
@@ -265,7 +265,7 @@ class StreamExport:
         for name, count in self._late.items():
             self._records[name] = self._records.get(name, 0) + count
 
-    def _target(self, key: Key, targets: Dict[Key, Any], stack: ExitStack) -> Any:
+    def _target(self, key: Key, targets: dict[Key, Any], stack: ExitStack) -> Any:
         from bridge_spark.log.sealed.gapped import GappedPartition  # needs pyarrow
 
         if key not in targets:
@@ -287,7 +287,7 @@ class StreamExport:
         }  # fmt: skip
         replace_file(directory / DESCRIPTION_FILE, (json.dumps(description, indent=2) + "\n").encode())
 
-    async def _remember_topic(self, consumer: AIOKafkaConsumer, name: str, ends: List[int]) -> None:
+    async def _remember_topic(self, consumer: AIOKafkaConsumer, name: str, ends: list[int]) -> None:
         """Let readers of the topic go on in the directory, with the offsets that they have reached."""
         known = await self._kafka(topic_id(consumer._client, stream_topic(self._id, name)))
         if known:
@@ -302,7 +302,7 @@ class StreamExport:
     async def _kafka(self, request: Awaitable[T]) -> T:
         try:
             return await request
-        except (KafkaError, asyncio.TimeoutError) as error:
+        except (TimeoutError, KafkaError) as error:
             raise LogFailure(f"topics of streams: {error!r}") from None
 
 

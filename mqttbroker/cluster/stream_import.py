@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Dict, Final, List, NamedTuple, Optional, Sequence, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
@@ -48,13 +48,13 @@ class CarriedStream(NamedTuple):
     topic: str
     partitions: int
     records: int
-    lost: List[tuple[int, int, int]]
+    lost: list[tuple[int, int, int]]
 
 
 class _Planned(NamedTuple):
     stored: StoredStream
     stream: Stream
-    partitions: List[StoredPartition]
+    partitions: list[StoredPartition]
 
 
 class StreamImport:
@@ -65,7 +65,7 @@ class StreamImport:
     """
 
     def __init__(
-        self, connection: Dict[str, Any], cluster: Cluster, streams: Sequence[Stream], max_message_bytes: int, data_dir: Path,
+        self, connection: dict[str, Any], cluster: Cluster, streams: Sequence[Stream], max_message_bytes: int, data_dir: Path,
         left_out: Sequence[str] = (),
     ) -> None:  # fmt: skip
         self._connection = connection
@@ -74,7 +74,7 @@ class StreamImport:
         self._max_message_bytes = max_message_bytes
         self._directory = data_dir / "streams"
         self._left_out = set(left_out)
-        self._planned: List[_Planned] = []
+        self._planned: list[_Planned] = []
 
     def plan(self, database: Path) -> None:
         """Find the streams, and check that all their files are there. Nothing is written."""
@@ -140,7 +140,7 @@ class StreamImport:
                     f"topic {topic}: has {found} records already; streams are imported into empty topics: delete it and begin again"
                 )
 
-    async def run(self) -> List[CarriedStream]:
+    async def run(self) -> list[CarriedStream]:
         """Write all records; if it fails, the line says which topics are to be deleted."""
         if not self._planned:
             return []
@@ -159,7 +159,7 @@ class StreamImport:
     def _producers(self) -> Producers:
         return Producers(self._connection, self._cluster.id, most_record_bytes(self._max_message_bytes))
 
-    async def _prepare_topics(self, instead: Dict[str, str]) -> None:
+    async def _prepare_topics(self, instead: dict[str, str]) -> None:
         cluster = self._cluster
         try:
             await prepare_stream_topics(
@@ -203,7 +203,7 @@ class StreamImport:
                         " another program writes to it"
                     )
 
-    async def _ends(self, topics: Dict[str, int]) -> Dict[TopicPartition, int]:
+    async def _ends(self, topics: dict[str, int]) -> dict[TopicPartition, int]:
         """The end of each partition of topics with so many partitions."""
         places = [TopicPartition(topic, number) for topic, count in topics.items() for number in range(count)]
         if not places:
@@ -212,7 +212,7 @@ class StreamImport:
         try:
             await consumer.start()
             return dict(await consumer.end_offsets(places))
-        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, KafkaError, OSError) as error:
             raise ImportFailure(f"{', '.join(topics)}: {error!r}") from None
         finally:
             await consumer.stop()
@@ -221,12 +221,12 @@ class StreamImport:
 class Producers:
     """The connections to Kafka that write. Those for gaps are made when they are needed."""
 
-    def __init__(self, connection: Dict[str, Any], cluster: str, most_bytes: int) -> None:
+    def __init__(self, connection: dict[str, Any], cluster: str, most_bytes: int) -> None:
         self.most_bytes = most_bytes  # of a record
         self._connection = connection
         self._transactional_id = f"{cluster}-import"
-        self._made: Dict[str, AIOKafkaProducer] = {}
-        self._admin: Optional[AIOKafkaAdminClient] = None
+        self._made: dict[str, AIOKafkaProducer] = {}
+        self._admin: AIOKafkaAdminClient | None = None
         self._full_void: Any = None  # the batch with `VOID_AT_ONCE` records
 
     async def __aenter__(self) -> Producers:
@@ -258,7 +258,7 @@ class Producers:
             producer = await self.transactional()
             await producer.begin_transaction()
             await producer.commit_transaction()
-        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, KafkaError, OSError) as error:
             raise ImportFailure(f"the transactional id {self._transactional_id}: {error!r}") from None
 
     async def void(self) -> AIOKafkaProducer:
@@ -348,12 +348,12 @@ class KafkaPartition(TargetPartition):
             try:
                 await admin.delete_records({self._place: RecordsToDelete(before_offset=offset)})
                 return
-            except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            except (TimeoutError, KafkaError, OSError) as error:
                 if attempt == DELETE_TRIES - 1:
                     raise CopyFailure(f"the records before offset {offset} cannot be deleted: {error!r}") from None
             await asyncio.sleep(DELETE_RETRY)
 
-    def _record(self, index: int, message: Message) -> Dict[str, Any]:
+    def _record(self, index: int, message: Message) -> dict[str, Any]:
         try:
             record = record_of(self._stream, message)
         except RecordError as error:
@@ -376,9 +376,9 @@ class KafkaPartition(TargetPartition):
             )
         return record
 
-    async def _send(self, producer: AIOKafkaProducer, records: List[Dict[str, Any]]) -> int:
+    async def _send(self, producer: AIOKafkaProducer, records: list[dict[str, Any]]) -> int:
         """Append records; returns the offset of the first."""
-        first: Optional[int] = None
+        first: int | None = None
         batch, count, reached = producer.create_batch(), 0, 0
         for record in [*records, None]:
             if record is not None and batch.append(**record) is not None:
@@ -406,5 +406,5 @@ class KafkaPartition(TargetPartition):
             return await request
         except MessageSizeTooLargeError:
             raise CopyFailure("a record is longer than max.message.bytes of the topic") from None
-        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, KafkaError, OSError) as error:
             raise CopyFailure(repr(error)) from None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any, Dict, Final, List, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
@@ -21,7 +22,7 @@ TOPIC_WAIT: Final = 10.0  # seconds until a topic that was created is known to t
 WAIT_STEP: Final = 0.1
 
 
-def topic_settings(stream: Stream, max_message_bytes: int) -> Dict[str, str]:
+def topic_settings(stream: Stream, max_message_bytes: int) -> dict[str, str]:
     """The settings of a stream's topic that follow from those of the stream; ``retention_bytes`` are of all partitions together."""
     settings = {
         "retention.ms": FOREVER if stream.retention_age is None else str(int(stream.retention_age * 1000)),
@@ -41,7 +42,7 @@ def topic_settings(stream: Stream, max_message_bytes: int) -> Dict[str, str]:
 
 
 async def prepare_stream_topics(
-    connection: Dict[str, Any],
+    connection: dict[str, Any],
     cluster: str,
     shards: int,
     streams: Sequence[Stream],
@@ -79,13 +80,13 @@ async def prepare_stream_topics(
                 raise LogFailure(f"topic {name} has {found[name]} partitions, not {partitions}: the number of a stream never changes")
             if name not in missing:
                 await _alter(admin, name, settings)
-    except (KafkaError, OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, KafkaError, OSError) as error:
         raise LogFailure(f"topics of streams: {error!r}") from None
     finally:
         await admin.close()
 
 
-async def _partitions(admin: AIOKafkaAdminClient, names: List[str], until_known: bool = False) -> Dict[str, int]:
+async def _partitions(admin: AIOKafkaAdminClient, names: list[str], until_known: bool = False) -> dict[str, int]:
     """The number of partitions of each topic; 0 for one that does not exist. With ``until_known`` all exist, so this waits for them."""
     until = asyncio.get_running_loop().time() + TOPIC_WAIT
     while True:
@@ -96,7 +97,7 @@ async def _partitions(admin: AIOKafkaAdminClient, names: List[str], until_known:
         await asyncio.sleep(WAIT_STEP)
 
 
-async def _create(admin: AIOKafkaAdminClient, topics: List[NewTopic]) -> None:
+async def _create(admin: AIOKafkaAdminClient, topics: list[NewTopic]) -> None:
     if not topics:
         return
     answer = await admin.create_topics(topics)
@@ -106,7 +107,7 @@ async def _create(admin: AIOKafkaAdminClient, topics: List[NewTopic]) -> None:
             raise LogFailure(f"topic {name} cannot be created: {text}")
 
 
-async def _alter(admin: AIOKafkaAdminClient, name: str, settings: Dict[str, str]) -> None:
+async def _alter(admin: AIOKafkaAdminClient, name: str, settings: dict[str, str]) -> None:
     """Set what differs, and keep what else was set for this topic: Kafka's request replaces all."""
     (answer,) = await admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, name)])
     ((code, reason, _, _, entries),) = answer.resources

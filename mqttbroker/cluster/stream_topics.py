@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any, Dict, Final, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, TopicPartition
@@ -89,7 +90,7 @@ class StreamTopics:
     (`stream_topic_setup`).
     """
 
-    def __init__(self, connection: Dict[str, Any], source: StreamSource, streams: Sequence[Stream], max_message_bytes: int) -> None:
+    def __init__(self, connection: dict[str, Any], source: StreamSource, streams: Sequence[Stream], max_message_bytes: int) -> None:
         self.failure = ""  # why nothing is derived at the moment
         self.messages = 0  # in committed transactions
         self.position = -1  # the log is derived up to this offset, exclusive; -1 = not known yet
@@ -113,7 +114,7 @@ class StreamTopics:
             except OffsetOutOfRangeError as error:
                 self._failed(f"{self._source.topic}: records are missing that are not in the streams' topics yet: {error}")
                 wait = FENCED_RETRY
-            except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            except (TimeoutError, KafkaError, OSError) as error:
                 self._failed(repr(error))
             except Exception as error:
                 self._failed(repr(error))
@@ -146,7 +147,7 @@ class StreamTopics:
 
     # -- the stored position --------------------------------------------------------
 
-    async def _stored_position(self, producer: AIOKafkaProducer) -> Optional[ViewState]:
+    async def _stored_position(self, producer: AIOKafkaProducer) -> ViewState | None:
         """The position of the last committed transaction; None if there is none.
 
         The record that is written here first stands behind all transactions of the producers before, which are fenced.
@@ -178,7 +179,7 @@ class StreamTopics:
 
     # -- transactions ---------------------------------------------------------------
 
-    async def _derive(self, producer: AIOKafkaProducer, view: LogView, state: Optional[ViewState]) -> None:
+    async def _derive(self, producer: AIOKafkaProducer, view: LogView, state: ViewState | None) -> None:
         consumer = self._consumer("read_uncommitted")
         await consumer.start()
         try:
@@ -241,7 +242,7 @@ class StreamTopics:
         self.messages += part.count
 
 
-def stream_sections(view: LogView, offset: int, record: bytes) -> List[Section]:
+def stream_sections(view: LogView, offset: int, record: bytes) -> list[Section]:
     """The messages for streams of a record of the log, which ``view`` reads. Raises `BadRecord`, and `ValueError` for a body that is
     none."""
     try:
@@ -261,13 +262,13 @@ def stream_sections(view: LogView, offset: int, record: bytes) -> List[Section]:
     return [one for one in published_of(body).sections if one.name and not one.name.startswith("$")]
 
 
-async def last_position(consumer: AIOKafkaConsumer, place: TopicPartition, end: int) -> Optional[ViewState]:
+async def last_position(consumer: AIOKafkaConsumer, place: TopicPartition, end: int) -> ViewState | None:
     """The last committed position of a shard before the offset ``end``, None if there is none; ``consumer`` has ``place`` assigned."""
     first = (await consumer.beginning_offsets([place]))[place]
     back = 64
     while True:
         start = max(first, end - back)
-        found: Optional[ViewState] = None
+        found: ViewState | None = None
         consumer.seek(place, start)
         while await consumer.position(place) < end:
             read = await consumer.getmany(place, timeout_ms=FETCH_WAIT_MS)
@@ -286,7 +287,7 @@ class _Part:
         self.count = 0
         self.size = 0
         self._producer = producer
-        self._batches: Dict[TopicPartition, List[Any]] = {}
+        self._batches: dict[TopicPartition, list[Any]] = {}
 
     def add(self, place: TopicPartition, stream: Stream, message: Message) -> None:
         batches = self._batches.setdefault(place, [])
@@ -298,12 +299,12 @@ class _Part:
         self.count += 1
         self.size += message.size
 
-    def batches(self) -> List[Tuple[TopicPartition, Any]]:
+    def batches(self) -> list[tuple[TopicPartition, Any]]:
         """Those of a partition in their order."""
         return [(place, batch) for place, batches in self._batches.items() for batch in batches]
 
 
-def record_of(stream: Stream, message: Message) -> Dict[str, Any]:
+def record_of(stream: Stream, message: Message) -> dict[str, Any]:
     """A message as the arguments of aiokafka's batches; in a compacted topic an empty payload is a tombstone."""
     key = key_of(stream.key, message)
     return {
@@ -314,7 +315,7 @@ def record_of(stream: Stream, message: Message) -> Dict[str, Any]:
     }
 
 
-def key_of(key: str, message: Message) -> Optional[bytes]:
+def key_of(key: str, message: Message) -> bytes | None:
     """The key of the record: that of the stream; None for a message without that user property."""
     if key == "topic":
         return message.topic.encode("utf-8")

@@ -6,10 +6,10 @@ import asyncio
 import logging
 import sqlite3
 from collections import deque
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Callable, Deque, Dict, Final, List, Optional
+from typing import Any, Final
 
 from mqttbroker.cluster.log_view import ViewState
 from mqttbroker.cluster.shard_tables import ShardTables
@@ -37,15 +37,15 @@ class TablesFollower:
         self.tables = tables
         self.problem = ""  # why the tables cannot be written at the moment
         self.damage = ""  # a record that is none, or that could not be added
-        self.marks: Dict[int, MarkRow] = {}  # when it is loaded: how far the logs of other shards are read, by log
+        self.marks: dict[int, MarkRow] = {}  # when it is loaded: how far the logs of other shards are read, by log
         self.log_bytes = 0  # read and written since the start
         self.ended = False  # nothing waits for room any more
         self._max_unapplied = max_unapplied
         self._failed = failed
         self._executor = ThreadPoolExecutor(1, "tables")  # all calls of the tables
-        self._loop: Optional[asyncio.AbstractEventLoop] = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._failures = FailureLog()
-        self._read: Deque[tuple[ViewState, bytes]] = deque()  # what the tables are to get; b"" = no changes
+        self._read: deque[tuple[ViewState, bytes]] = deque()  # what the tables are to get; b"" = no changes
         self._unapplied = 0  # bytes that were read and that the tables do not have
 
     # -- start and end ------------------------------------------------------------
@@ -120,7 +120,7 @@ class TablesFollower:
     def _added(self, size: int) -> None:
         self._unapplied -= size  # `ShardTables.size` has it now
 
-    def _add(self, read: Deque[tuple[ViewState, bytes]]) -> None:
+    def _add(self, read: deque[tuple[ViewState, bytes]]) -> None:
         if self.damage:
             return  # the tables must not have what follows a record that they lack
         try:
@@ -206,14 +206,14 @@ class TablesFollower:
         self._submit(self._read_rows, write_set, read_done)
 
     def _read_rows(self, write_set: WriteSet, read_done: ReadDone) -> None:
-        failure: Optional[Exception] = None
+        failure: Exception | None = None
         try:
             self.tables.apply()
         except Exception as error:
             failure = error
             self._note(error)
         tables = self.tables.tables
-        pages: List[Page] = [tables.read_page(one) if failure is None else Page(one.session_id, [], [], failure) for one in write_set.pages]
+        pages: list[Page] = [tables.read_page(one) if failure is None else Page(one.session_id, [], [], failure) for one in write_set.pages]
         for page in pages:
             if page.error is not None and failure is None:
                 self._note(page.error)

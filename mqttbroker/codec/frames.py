@@ -5,7 +5,7 @@ Callers are trusted to pass values that are valid for the protocol version.
 
 from __future__ import annotations
 
-from typing import Final, List, Optional
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -16,13 +16,13 @@ from mqttbroker.codec.data_types import encode_varint
 FLAGS: Final = bytes((0, 0, 0, 0, 0, 0, 2, 0, 2, 0, 2, 0, 0, 0, 0, 0))
 
 # Two-byte integers, encoded; None until they are needed, as all of them take 3 MB more.
-_TWO_BYTES: Final[List[Optional[bytes]]] = [None] * 65536
+_TWO_BYTES: Final[list[bytes | None]] = [None] * 65536
 
 # First byte and Remaining Length of the short acknowledgements, by packet type.
-SHORT_ACKS: Final[List[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
+SHORT_ACKS: Final[list[bytes]] = [bytes((kind << 4 | FLAGS[kind], 2)) for kind in range(16)]
 
 # First byte and Remaining Length of a PUBLISH without DUP, by flags and Remaining Length below 128.
-_SHORT_PUBLISH: Final[List[bytes]] = [bytes((0x30 | flags, size)) for flags in range(8) for size in range(128)]
+_SHORT_PUBLISH: Final[list[bytes]] = [bytes((0x30 | flags, size)) for flags in range(8) for size in range(128)]
 
 
 def two_bytes(value: i64) -> bytes:

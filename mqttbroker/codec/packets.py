@@ -10,7 +10,7 @@ and SUBACK have codes.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar, Final, Optional
+from typing import ClassVar, Final
 
 from mqttbroker.codec import reason_codes as rc
 from mqttbroker.codec.data_types import decode_binary, decode_utf8, encode_binary, encode_utf8
@@ -50,7 +50,7 @@ class Will:
     ``forward`` holds the encoded properties of its publication (`forwarded_will_properties`); only a decoder sets it.
     """
 
-    def __init__(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Optional[Properties] = None) -> None:
+    def __init__(self, topic: str, payload: bytes, qos: int = 0, retain: bool = False, properties: Properties | None = None) -> None:
         self.topic = topic
         self.payload = payload
         self.qos = qos
@@ -73,10 +73,10 @@ class Connect(Packet):
         version: int = 5,
         clean_start: bool = True,
         keep_alive: int = 0,
-        will: Optional[Will] = None,
-        username: Optional[str] = None,
-        password: Optional[bytes] = None,
-        properties: Optional[Properties] = None,
+        will: Will | None = None,
+        username: str | None = None,
+        password: bytes | None = None,
+        properties: Properties | None = None,
     ) -> None:
         self.protocol_name: str = "MQIsdp" if version == 3 else "MQTT"
         self.version = version
@@ -115,7 +115,7 @@ class Connack(Packet):
 
     packet_type: ClassVar[int] = rc.CONNACK
 
-    def __init__(self, session_present: bool, reason_code: int, properties: Optional[Properties] = None) -> None:
+    def __init__(self, session_present: bool, reason_code: int, properties: Properties | None = None) -> None:
         self.session_present = session_present
         self.reason_code = reason_code
         self.properties: Properties = Properties() if properties is None else properties
@@ -138,7 +138,7 @@ class Publish(Packet):
         retain: bool = False,
         dup: bool = False,
         packet_id: int = 0,
-        properties: Optional[Properties] = None,
+        properties: Properties | None = None,
     ) -> None:
         self.topic = topic
         self.payload = payload
@@ -160,7 +160,7 @@ class Publish(Packet):
 class _Acknowledgement(Packet):
     """PUBACK, PUBREC, PUBREL or PUBCOMP."""
 
-    def __init__(self, packet_id: int, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
+    def __init__(self, packet_id: int, reason_code: int = 0, properties: Properties | None = None) -> None:
         self.packet_id = packet_id
         self.reason_code = reason_code
         self.properties: Properties = Properties() if properties is None else properties
@@ -214,7 +214,7 @@ class Subscribe(Packet):
 
     packet_type: ClassVar[int] = rc.SUBSCRIBE
 
-    def __init__(self, packet_id: int, subscriptions: list[Subscription], properties: Optional[Properties] = None) -> None:
+    def __init__(self, packet_id: int, subscriptions: list[Subscription], properties: Properties | None = None) -> None:
         self.packet_id = packet_id
         self.subscriptions = subscriptions
         self.properties: Properties = Properties() if properties is None else properties
@@ -229,7 +229,7 @@ class Subscribe(Packet):
 class _Codes(Packet):
     """SUBACK or UNSUBACK: one reason code per filter of the request, in its order."""
 
-    def __init__(self, packet_id: int, reason_codes: list[int], properties: Optional[Properties] = None) -> None:
+    def __init__(self, packet_id: int, reason_codes: list[int], properties: Properties | None = None) -> None:
         self.packet_id = packet_id
         self.reason_codes = reason_codes
         self.properties: Properties = Properties() if properties is None else properties
@@ -253,7 +253,7 @@ class Unsubscribe(Packet):
 
     packet_type: ClassVar[int] = rc.UNSUBSCRIBE
 
-    def __init__(self, packet_id: int, topic_filters: list[str], properties: Optional[Properties] = None) -> None:
+    def __init__(self, packet_id: int, topic_filters: list[str], properties: Properties | None = None) -> None:
         self.packet_id = packet_id
         self.topic_filters = topic_filters
         self.properties: Properties = Properties() if properties is None else properties
@@ -298,7 +298,7 @@ class Pingresp(Packet):
 class _Reason(Packet):
     """DISCONNECT or AUTH."""
 
-    def __init__(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
+    def __init__(self, reason_code: int = 0, properties: Properties | None = None) -> None:
         self.reason_code = reason_code
         self.properties: Properties = Properties() if properties is None else properties
 
@@ -323,7 +323,7 @@ class Auth(_Reason):
     packet_type: ClassVar[int] = rc.AUTH
 
 
-def decode(data: bytes, version: int, pos: int = 0) -> tuple[Optional[Packet], int]:
+def decode(data: bytes, version: int, pos: int = 0) -> tuple[Packet | None, int]:
     """Decode the packet at ``pos``; returns it and the position after it, or (None, pos) if it is incomplete."""
     size = len(data)
     remaining = 0
@@ -523,9 +523,9 @@ def _decode_connect_rest(data: bytes, pos: int, end: int, version: int) -> Conne
     keep_alive = _u16(data, pos + 1, end)
     properties, pos = _decode_properties(data, pos + 3, end, version, rc.CONNECT)
     client_id, pos = decode_utf8(data, pos, end)  # [MQTT-3.1.3-3] [MQTT-3.1.3-4]
-    will: Optional[Will] = None
-    username: Optional[str] = None
-    password: Optional[bytes] = None
+    will: Will | None = None
+    username: str | None = None
+    password: bytes | None = None
     if flags & 4:
         start = pos
         will_properties, pos = _decode_properties(data, pos, end, version, WILL)

@@ -10,7 +10,7 @@ tests hold the faster `decode_publish_properties` to it.
 
 from __future__ import annotations
 
-from typing import Final, Optional, cast
+from typing import Final, cast
 
 from mqttbroker.codec.data_types import (
     decode_binary,
@@ -126,8 +126,8 @@ WILL_DELAY_INTERVAL: Final = 0x18
 TOPIC_ALIAS: Final = 0x23
 
 
-def _rows_by_id() -> list[Optional[Property]]:
-    rows: list[Optional[Property]] = [None] * 256
+def _rows_by_id() -> list[Property | None]:
+    rows: list[Property | None] = [None] * 256
     for row in PROPERTIES:
         rows[row.identifier] = row
     return rows
@@ -169,21 +169,21 @@ class Properties:
     def __init__(self) -> None:
         self.payload_format_indicator: int = -1
         self.message_expiry_interval: int = -1  # seconds
-        self.content_type: Optional[str] = None
-        self.response_topic: Optional[str] = None
-        self.correlation_data: Optional[bytes] = None
+        self.content_type: str | None = None
+        self.response_topic: str | None = None
+        self.correlation_data: bytes | None = None
         self.subscription_identifiers: list[int] = []
         self.session_expiry_interval: int = -1  # seconds; 0xFFFFFFFF = never
-        self.assigned_client_identifier: Optional[str] = None
+        self.assigned_client_identifier: str | None = None
         self.server_keep_alive: int = -1  # seconds
-        self.authentication_method: Optional[str] = None
-        self.authentication_data: Optional[bytes] = None
+        self.authentication_method: str | None = None
+        self.authentication_data: bytes | None = None
         self.request_problem_information: int = -1
         self.will_delay_interval: int = -1  # seconds
         self.request_response_information: int = -1
-        self.response_information: Optional[str] = None
-        self.server_reference: Optional[str] = None
-        self.reason_string: Optional[str] = None
+        self.response_information: str | None = None
+        self.server_reference: str | None = None
+        self.reason_string: str | None = None
         self.receive_maximum: int = -1
         self.topic_alias_maximum: int = -1
         self.topic_alias: int = -1

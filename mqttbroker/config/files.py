@@ -9,7 +9,7 @@ import os
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker.config.key_lines import KeyLines
 
@@ -61,7 +61,7 @@ class ConfigFile:
         self._text = _text(path)
         self.tree = _tree(self._text, path)
         self.former: dict[TablePath, TablePath] = {}
-        self._lines: Optional[KeyLines] = None
+        self._lines: KeyLines | None = None
 
     def place(self, path: TablePath) -> str:
         """The file and the line of a key, or of the nearest table that it would be in."""

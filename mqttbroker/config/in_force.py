@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import Field
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Tuple
+from typing import Any
 
 from mqttbroker.config.setting_kinds import Url, shown_url
 from mqttbroker.config.settings import Settings
@@ -14,9 +15,9 @@ MASK = "***"
 NOT_KEYS = ("sources",)
 
 
-def flatten(settings: Settings) -> Dict[str, Any]:
+def flatten(settings: Settings) -> dict[str, Any]:
     """All values by dotted key: ``limits.max_sessions``, ``listeners.0.port``, ``streams.0.filters``."""
-    found: Dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         if field.name in NOT_KEYS:
             continue
@@ -61,7 +62,7 @@ def shown_value(key: str, value: object) -> Any:
     return value
 
 
-def settings_in_force(settings: Settings) -> List[Dict[str, Any]]:
+def settings_in_force(settings: Settings) -> list[dict[str, Any]]:
     """Each key with its value and its source: a file, a variable, a flag, or "default".
 
     Durations are in seconds, sizes in bytes; null stands for the word for "none" or "unlimited". Each table of a list,
@@ -74,7 +75,7 @@ def settings_in_force(settings: Settings) -> List[Dict[str, Any]]:
     ]
 
 
-def _members(key: str, value: Any) -> Iterator[Tuple[str, Any]]:
+def _members(key: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The keys of the tables of a list, or the key itself."""
     if not isinstance(value, tuple) or not value or not dataclasses.is_dataclass(value[0]):
         yield key, value

@@ -11,7 +11,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from mqttbroker.config.files import INCLUDE, ConfigFile, ConfigFiles, dotted, one_line
 from mqttbroker.config.files import ConfigError as ConfigError
@@ -27,9 +27,9 @@ from mqttbroker.config.settings import (
     Limits,
     Listener,
     Log,
+    Queue,
     Redirect,
     Settings,
-    Queue,
     Stream,
 )
 from mqttbroker.config.stream_definition import STREAM_NAME
@@ -106,7 +106,7 @@ class _Builder:
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
-        self.files: Optional[ConfigFiles] = None
+        self.files: ConfigFiles | None = None
         self.warn = warn
         self.sources: dict[_Path, str] = {}
         self.renamed: set[_Path] = set()  # paths that variables give by a former name
@@ -393,9 +393,9 @@ def log_warning(text: str) -> None:
 
 
 def load_settings(
-    path: Optional[Path] = None,
-    environ: Optional[Mapping[str, str]] = None,
-    flags: Optional[Mapping[str, str]] = None,
+    path: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+    flags: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = log_warning,
 ) -> Settings:
     """Settings from a file (None: defaults) and those that it includes, variables named MQTTBROKER_<KEY>__<KEY>, and flags

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Dict, Final, NamedTuple
+from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
 # By scheme of an address: its default port, whether it uses TLS, and whether it uses WebSocket.
-_SCHEMES: Final[Dict[str, tuple[int, bool, bool]]] = {
+_SCHEMES: Final[dict[str, tuple[int, bool, bool]]] = {
     "mqtt": (1883, False, False),
     "mqtts": (8883, True, False),
     "ws": (80, False, True),

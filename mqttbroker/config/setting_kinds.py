@@ -11,7 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Generic, Optional, TypeVar, Union
+from typing import Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
 from bridge_spark.log.archive.location import parse_location
@@ -95,10 +95,10 @@ class Name(Kind[str]):
         return str(value)
 
 
-class OptionalText(Kind[Optional[str]]):
+class OptionalText(Kind[str | None]):
     """A string of at most 65535 bytes, the limit of MQTT; the empty one is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         if not isinstance(value, str) or "\0" in value or len(value.encode("utf-8")) > 65535:
             raise ValueError("must be a string")
         return str(value) or None
@@ -127,19 +127,19 @@ class Prefix(Kind[str]):
         return text
 
 
-class BearerToken(Kind[Optional[str]]):
+class BearerToken(Kind[str | None]):
     """A token for an ``Authorization`` header, never shown; the empty string is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         if not isinstance(value, str) or not re.fullmatch(r"[!-~]*", value):
             raise ValueError("must be a string of printable ASCII characters without spaces")
         return str(value) or None
 
 
-class TopicPattern(Kind[Optional[str]]):
+class TopicPattern(Kind[str | None]):
     """A topic name in which the levels %c and %u stand for the client's names; the empty string is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         text = OptionalText().read(value)
         if text is not None:
             if not is_valid_topic(text):
@@ -150,11 +150,11 @@ class TopicPattern(Kind[Optional[str]]):
         return text
 
 
-class ClientIdPattern(Kind[Optional[str]]):
+class ClientIdPattern(Kind[str | None]):
     """A client id in which %u stands for the user name and %i for the name in the certificate, with a * at its end for
     any further characters. "username" and "certificate" are %u and %i; "" is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         text = OptionalText().read(value)
         if text is not None and (text == "*" or "*" in text[:-1]):
             raise ValueError(f'must be "username", "certificate" or a client id like "%u-*", with a * only at its end, got {shown(text)}')
@@ -163,26 +163,26 @@ class ClientIdPattern(Kind[Optional[str]]):
         return {"username": "%u", "certificate": "%i"}.get(text or "", text)
 
 
-class OptionalPath(Kind[Optional[Path]]):
+class OptionalPath(Kind[Path | None]):
     """A path; the empty string is None."""
 
-    def read(self, value: object) -> Optional[Path]:
+    def read(self, value: object) -> Path | None:
         text = OptionalText().read(value)
         return None if text is None else Path(text)
 
 
-class Archive(Kind[Optional[str]]):
+class Archive(Kind[str | None]):
     """The location of an archive; the empty string is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         text = OptionalText().read(value)
         return None if text is None else str(parse_location(text))
 
 
-class ListenerPath(Kind[Union[Path, str, None]]):
+class ListenerPath(Kind[Path | str | None]):
     """An `OptionalPath`, or "global" for the value for all listeners."""
 
-    def read(self, value: object) -> Union[Path, str, None]:
+    def read(self, value: object) -> Path | str | None:
         return "global" if value == "global" else OptionalPath().read(value)
 
 
@@ -201,8 +201,8 @@ class Choice(Kind[str]):
         return str(value)
 
 
-class Anonymous(Kind[Union[bool, str]]):
-    def read(self, value: object) -> Union[bool, str]:
+class Anonymous(Kind[bool | str]):
+    def read(self, value: object) -> bool | str:
         if not isinstance(value, bool) and value != "loopback":
             raise ValueError(f'must be true, false or "loopback", got {shown(value)}')
         return value if isinstance(value, bool) else "loopback"
@@ -211,8 +211,8 @@ class Anonymous(Kind[Union[bool, str]]):
         return Boolean().from_text(text)
 
 
-class Automatic(Kind[Union[bool, str]]):
-    def read(self, value: object) -> Union[bool, str]:
+class Automatic(Kind[bool | str]):
+    def read(self, value: object) -> bool | str:
         if not isinstance(value, bool) and value != "auto":
             raise ValueError(f'must be true, false or "auto", got {shown(value)}')
         return value if isinstance(value, bool) else "auto"
@@ -329,10 +329,10 @@ class Levels(Kind[tuple[tuple[str, str], ...]]):
         return dict(setting)
 
 
-class SyslogAddress(Kind[Union[str, tuple[str, int]]]):
+class SyslogAddress(Kind[str | tuple[str, int]]):
     """The path of a Unix socket, or "HOST:PORT" for UDP."""
 
-    def read(self, value: object) -> Union[str, tuple[str, int]]:
+    def read(self, value: object) -> str | tuple[str, int]:
         text = Text('a path, or "HOST:PORT"').read(value)
         if text.startswith("/"):
             return text
@@ -341,20 +341,20 @@ class SyslogAddress(Kind[Union[str, tuple[str, int]]]):
             raise ValueError(f'must be a path that begins with /, or "HOST:PORT", got {shown(text)}')
         return host.strip("[]"), int(port)
 
-    def written(self, setting: Union[str, tuple[str, int]]) -> object:
+    def written(self, setting: str | tuple[str, int]) -> object:
         if isinstance(setting, str):
             return setting
         host, port = setting
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-class Url(Kind[Optional[str]]):
+class Url(Kind[str | None]):
     """A URL of HTTPS, or of HTTP on this machine, with ``plain`` on any; the empty string is None."""
 
     def __init__(self, plain: bool = False) -> None:
         self.plain = plain
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         text = OptionalText().read(value)
         if text is None:
             return None
@@ -398,10 +398,10 @@ class Templates(Kind[tuple[tuple[str, str], ...]]):
         return dict(setting)
 
 
-class HeaderText(Kind[Optional[str]]):
+class HeaderText(Kind[str | None]):
     """The text of an HTTP header, never shown; the empty string is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         if not isinstance(value, str) or not re.fullmatch(r"[\t -~]*", value):
             raise ValueError("must be a string of printable ASCII characters")
         return str(value) or None
@@ -431,20 +431,20 @@ class Headers(Kind[tuple[tuple[str, str], ...]]):
         return dict(setting)
 
 
-class PluginReference(Kind[Optional[str]]):
+class PluginReference(Kind[str | None]):
     """ "module:object"; the empty string is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         text = OptionalText().read(value)
         if text is not None and not re.fullmatch(r"\w+(\.\w+)*:\w+(\.\w+)*", text):
             raise ValueError(f'must be like "package.module:Class", got {shown(text)}')
         return text
 
 
-class Options(Kind[Optional[str]]):
+class Options(Kind[str | None]):
     """A table of any values, or a JSON object as text; as JSON. The empty one is None."""
 
-    def read(self, value: object) -> Optional[str]:
+    def read(self, value: object) -> str | None:
         if isinstance(value, str):
             try:
                 value = json.loads(value)
@@ -457,7 +457,7 @@ class Options(Kind[Optional[str]]):
         except TypeError as error:
             raise ValueError(f"must have strings, numbers, booleans, lists and tables: {error}") from None
 
-    def written(self, setting: Optional[str]) -> object:
+    def written(self, setting: str | None) -> object:
         return setting or {}
 
 
@@ -515,13 +515,13 @@ class Size(Kind[int]):
         return _in_units(setting, _BYTES) if setting else "0B"
 
 
-class MemorySize(Kind[Union[int, str]]):
+class MemorySize(Kind[int | str]):
     """Bytes as for `Size`, or a text: "auto", or per cent of the memory that there is, like "50%"."""
 
     def __init__(self, low: str, high: str) -> None:
         self.size = Size(low, high)
 
-    def read(self, value: object) -> Union[int, str]:
+    def read(self, value: object) -> int | str:
         if value == "auto":
             return "auto"
         if isinstance(value, str) and re.fullmatch(r"[0-9]{1,3} ?%", value):
@@ -535,18 +535,18 @@ class MemorySize(Kind[Union[int, str]]):
                 raise
             raise ValueError(f'must be "auto", a share like "50%" or a size like "2GiB", got {shown(value)}') from None
 
-    def written(self, setting: Union[int, str]) -> object:
+    def written(self, setting: int | str) -> object:
         return setting if isinstance(setting, str) else self.size.written(setting)
 
 
-class OrNone(Kind[Optional[T]]):
+class OrNone(Kind[T | None]):
     """A value of another kind, or a word for None."""
 
     def __init__(self, kind: Kind[T], word: str) -> None:
         self.kind = kind
         self.word = word
 
-    def read(self, value: object) -> Optional[T]:
+    def read(self, value: object) -> T | None:
         if value == self.word:
             return None
         try:
@@ -557,7 +557,7 @@ class OrNone(Kind[Optional[T]]):
     def from_text(self, text: str) -> object:
         return text if text == self.word else self.kind.from_text(text)
 
-    def written(self, setting: Optional[T]) -> object:
+    def written(self, setting: T | None) -> object:
         return self.word if setting is None else self.kind.written(setting)
 
 
@@ -584,7 +584,7 @@ class PartitionKey(Kind[str]):
         raise ValueError(f'must be "topic", "client" or "user-property:NAME", got {shown(value)}')
 
 
-def _quantity(value: object, units: Mapping[str, float]) -> Optional[float]:
+def _quantity(value: object, units: Mapping[str, float]) -> float | None:
     match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?) ?([A-Za-z]+)", value) if isinstance(value, str) else None
     if match is None or match[2] not in units:
         return None

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Optional, TypeVar, Union, cast
+from typing import Any, TypeVar, cast
 
 from bridge_spark.log.stream_config import can_seal
 from mqttbroker.config.setting_kinds import (
@@ -80,7 +80,7 @@ def _secret(kind: Kind[T], default: object) -> T:
     return dataclasses.field(default=kind.read(default), repr=False, metadata={"kind": kind})
 
 
-def _file_of(secret: str) -> Optional[Path]:
+def _file_of(secret: str) -> Path | None:
     """The path of a file with the value of the `_secret` of that name in the same section; `load_settings` reads it."""
     return dataclasses.field(default=None, metadata={"kind": OptionalPath(), "file_of": secret})
 
@@ -107,7 +107,7 @@ class Limits:
     `ListenerTerms` or `SessionLimits`. A limit that listeners may override needs a line in `Listener`, too.
     """
 
-    max_memory: Union[int, str, None] = _key(OrNone(MemorySize("64MiB", "1024TiB"), "unlimited"), "auto")
+    max_memory: int | str | None = _key(OrNone(MemorySize("64MiB", "1024TiB"), "unlimited"), "auto")
     max_connections: int = _key(Integer(1, 10_000_000), 100_000)
     max_half_open: int = _key(Integer(1, 10_000_000), 5000)
     max_connections_per_address: int = _key(Integer(0, 10_000_000), 0)
@@ -136,7 +136,7 @@ class Limits:
     connect_timeout: float = _key(Duration("100ms", "1h"), "10s")
     left_client_timeout: float = _key(Duration("100ms", "1h"), "1m")
     max_keep_alive: float = _key(Duration("1s", "65535s"), "65535s")
-    max_session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
+    max_session_expiry: float | None = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
     max_packet_size: int = _key(Size("128B", "256MiB"), "10MiB")
     receive_maximum: int = _key(Integer(1, 65535), 65535)
     max_pending_acks: int = _key(Integer(1, 1_000_000), 2000)
@@ -223,44 +223,44 @@ class Listener:
     host: str = _key(Host(), "127.0.0.1")
     port: int = _key(Integer(0, 65535), 1883)
     type: str = _key(Choice(*_LISTENER_TYPES), "tcp")
-    path: Optional[Path] = _key(OptionalPath(), "")
+    path: Path | None = _key(OptionalPath(), "")
     mode: int = _key(FileMode(), "0660")
-    certfile: Optional[Path] = _key(OptionalPath(), "")
-    keyfile: Optional[Path] = _key(OptionalPath(), "")
-    cafile: Optional[Path] = _key(OptionalPath(), "")
-    crlfile: Optional[Path] = _key(OptionalPath(), "")
+    certfile: Path | None = _key(OptionalPath(), "")
+    keyfile: Path | None = _key(OptionalPath(), "")
+    cafile: Path | None = _key(OptionalPath(), "")
+    crlfile: Path | None = _key(OptionalPath(), "")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     use_identity_as_username: bool = _key(Boolean(), False)
     certificate_identity: tuple[str, ...] = _key(FirstOf("cn", "san_dns", "san_uri", "san_email", "subject"), "cn")
     username_query: str = _key(Choice("keep", "ignore"), "keep")
-    client_id_from: Optional[str] = _key(ClientIdPattern(), "", formerly="client_id_pattern")
+    client_id_from: str | None = _key(ClientIdPattern(), "", formerly="client_id_pattern")
     origins: tuple[str, ...] = _key(Texts(), [])
     proxy_protocol: bool = _key(Boolean(), False)
     proxy_sources: tuple[str, ...] = _key(Networks(), [])
-    max_connections: Optional[int] = _limit("max_connections")
-    max_connections_per_address: Optional[int] = _limit("max_connections_per_address")
-    max_connect_rate: Optional[int] = _limit("max_connect_rate")
-    max_connect_rate_per_address: Optional[int] = _limit("max_connect_rate_per_address")
-    max_half_open: Optional[int] = _limit("max_half_open")
-    max_half_open_per_address: Optional[int] = _limit("max_half_open_per_address")
-    max_publish_rate: Optional[int] = _limit("max_publish_rate")
-    max_receive_rate: Optional[int] = _limit("max_receive_rate")
-    max_delivery_rate: Optional[int] = _limit("max_delivery_rate")
-    max_send_rate: Optional[int] = _limit("max_send_rate")
-    max_publish_rate_per_listener: Optional[int] = _limit("max_publish_rate_per_listener")
-    max_receive_rate_per_listener: Optional[int] = _limit("max_receive_rate_per_listener")
-    max_delivery_rate_per_listener: Optional[int] = _limit("max_delivery_rate_per_listener")
-    max_send_rate_per_listener: Optional[int] = _limit("max_send_rate_per_listener")
-    max_packet_size: Optional[int] = _limit("max_packet_size")
-    connect_timeout: Optional[float] = _limit("connect_timeout")
-    max_keep_alive: Optional[float] = _limit("max_keep_alive")
-    receive_maximum: Optional[int] = _limit("receive_maximum")
-    topic_alias_maximum: Optional[int] = _limit("topic_alias_maximum")
-    allow_anonymous: Optional[Union[bool, str]] = _key(OrNone(Anonymous(), "global"), "global")
-    authentication: Optional[tuple[str, ...]] = _key(OrNone(Words(*AUTHENTICATORS), "global"), "global")
-    password_file: Union[Path, str, None] = _key(ListenerPath(), "global")
-    acl_file: Union[Path, str, None] = _key(ListenerPath(), "global")
+    max_connections: int | None = _limit("max_connections")
+    max_connections_per_address: int | None = _limit("max_connections_per_address")
+    max_connect_rate: int | None = _limit("max_connect_rate")
+    max_connect_rate_per_address: int | None = _limit("max_connect_rate_per_address")
+    max_half_open: int | None = _limit("max_half_open")
+    max_half_open_per_address: int | None = _limit("max_half_open_per_address")
+    max_publish_rate: int | None = _limit("max_publish_rate")
+    max_receive_rate: int | None = _limit("max_receive_rate")
+    max_delivery_rate: int | None = _limit("max_delivery_rate")
+    max_send_rate: int | None = _limit("max_send_rate")
+    max_publish_rate_per_listener: int | None = _limit("max_publish_rate_per_listener")
+    max_receive_rate_per_listener: int | None = _limit("max_receive_rate_per_listener")
+    max_delivery_rate_per_listener: int | None = _limit("max_delivery_rate_per_listener")
+    max_send_rate_per_listener: int | None = _limit("max_send_rate_per_listener")
+    max_packet_size: int | None = _limit("max_packet_size")
+    connect_timeout: float | None = _limit("connect_timeout")
+    max_keep_alive: float | None = _limit("max_keep_alive")
+    receive_maximum: int | None = _limit("receive_maximum")
+    topic_alias_maximum: int | None = _limit("topic_alias_maximum")
+    allow_anonymous: bool | str | None = _key(OrNone(Anonymous(), "global"), "global")
+    authentication: tuple[str, ...] | None = _key(OrNone(Words(*AUTHENTICATORS), "global"), "global")
+    password_file: Path | str | None = _key(ListenerPath(), "global")
+    acl_file: Path | str | None = _key(ListenerPath(), "global")
 
     @property
     def address(self) -> str:
@@ -314,11 +314,11 @@ class HttpAccess:
 
     name: str = _required(Name("the name of a program or person"))
     role: str = _required(Choice("viewer", "operator", "admin", "reader"))
-    token: Optional[str] = _secret(BearerToken(), "")
-    token_file: Optional[Path] = _file_of("token")
-    certificate: Optional[str] = _key(OptionalText(), "")
+    token: str | None = _secret(BearerToken(), "")
+    token_file: Path | None = _file_of("token")
+    certificate: str | None = _key(OptionalText(), "")
     streams: tuple[str, ...] = _key(Texts(), [])
-    user: Optional[str] = _key(OptionalText(), "")
+    user: str | None = _key(OptionalText(), "")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are invalid together, each with the reason."""
@@ -338,17 +338,17 @@ class Http:
     """
 
     host: str = _key(Host(), "127.0.0.1")
-    port: Optional[int] = _key(OrNone(Integer(0, 65535), "off"), 18083)
-    token: Optional[str] = _secret(BearerToken(), "")
-    token_file: Optional[Path] = _file_of("token")
+    port: int | None = _key(OrNone(Integer(0, 65535), "off"), 18083)
+    token: str | None = _secret(BearerToken(), "")
+    token_file: Path | None = _file_of("token")
     max_connections: int = _key(Integer(1, 1_000_000), 1000)
-    certfile: Optional[Path] = _key(OptionalPath(), "")
-    keyfile: Optional[Path] = _key(OptionalPath(), "")
-    cafile: Optional[Path] = _key(OptionalPath(), "")
-    crlfile: Optional[Path] = _key(OptionalPath(), "")
+    certfile: Path | None = _key(OptionalPath(), "")
+    keyfile: Path | None = _key(OptionalPath(), "")
+    cafile: Path | None = _key(OptionalPath(), "")
+    crlfile: Path | None = _key(OptionalPath(), "")
     client_certificate: str = _key(Choice("none", "optional", "required"), "none")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
-    backup_dir: Optional[Path] = _key(OptionalPath(), "")
+    backup_dir: Path | None = _key(OptionalPath(), "")
     dashboard: bool = _key(Boolean(), True)
     history_interval: float = _key(Duration("1s", "1h"), "10s")
     history_length: float = _key(Duration("0s", "30d"), "1h")
@@ -391,7 +391,7 @@ class Http:
         return math.ceil(self.history_length / self.history_interval)
 
     @property
-    def command_token(self) -> Optional[str]:
+    def command_token(self) -> str | None:
         """The token for commands on this machine: that of the most powerful sender; None if nobody has one."""
         ranks = ("viewer", "operator", "admin")
         tokens = {each.role: each.token for each in reversed(self.access) if each.token is not None}
@@ -417,10 +417,10 @@ class Log:
     levels: tuple[tuple[str, str], ...] = _key(Levels(LOG_AREAS, LOG_LEVELS), {})
     format: str = _key(Choice("text", "json"), "text")
     to: tuple[str, ...] = _key(FirstOf("stderr", "file", "syslog", "journald"), "stderr")
-    file: Optional[Path] = _key(OptionalPath(), "")
-    syslog_address: Union[str, tuple[str, int]] = _key(SyslogAddress(), "/dev/log")
+    file: Path | None = _key(OptionalPath(), "")
+    syslog_address: str | tuple[str, int] = _key(SyslogAddress(), "/dev/log")
     syslog_facility: str = _key(Choice(*SYSLOG_FACILITIES), "daemon")
-    audit_file: Optional[Path] = _key(OptionalPath(), "")
+    audit_file: Path | None = _key(OptionalPath(), "")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are invalid together, each with the reason."""
@@ -436,7 +436,7 @@ class Log:
 class Redirect:
     """The server that clients are sent to; ``server_reference`` None = none.  ``rate`` is in clients per second."""
 
-    server_reference: Optional[str] = _key(OptionalText(), "")
+    server_reference: str | None = _key(OptionalText(), "")
     permanent: bool = _key(Boolean(), False)
     rate: int = _key(Integer(1, 1_000_000), 500)
 
@@ -449,14 +449,14 @@ class Stream:
     filters: tuple[str, ...] = _required(Filters())
     partitions: int = _key(Integer(1, 1024), 4)
     key: str = _key(PartitionKey(), "topic")
-    retention_age: Optional[float] = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
-    retention_bytes: Optional[int] = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
+    retention_age: float | None = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
+    retention_bytes: int | None = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
     segment_bytes: int = _key(Size("1KiB", "2GiB"), "64MiB")
     segment_age: float = _key(Duration("1s", "3650d"), "1h")
-    seal: Union[bool, str] = _key(Automatic(), "auto")
-    archive: Optional[str] = _key(Archive(), "")
-    archive_retention_age: Optional[float] = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
-    archive_retention_bytes: Optional[int] = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
+    seal: bool | str = _key(Automatic(), "auto")
+    archive: str | None = _key(Archive(), "")
+    archive_retention_age: float | None = _key(OrNone(Duration("1s", "36500d"), "unlimited"), "unlimited")
+    archive_retention_bytes: int | None = _key(OrNone(Size("1KiB", "1024TiB"), "unlimited"), "unlimited")
     compact: bool = _key(Boolean(), False)
     compact_tombstones: float = _key(Duration("0s", "36500d"), "24h")
     compact_dirty_percent: int = _key(Integer(1, 100), 50)
@@ -497,10 +497,10 @@ class Queue:
     None = none."""
 
     name: str
-    stream: Optional[str] = _key(OptionalText(), "")
+    stream: str | None = _key(OptionalText(), "")
     lease: float = _key(Duration("1s", "30d"), "5m")
     max_deliveries: int = _key(Integer(1, 1_000_000), 5)
-    dead_letter: Optional[str] = _key(OptionalText(), "")
+    dead_letter: str | None = _key(OptionalText(), "")
     allow_publish: bool = _key(Boolean(), False)
 
     @property
@@ -551,7 +551,7 @@ class Logins:
     max_waiting: int = _key(Integer(1, 1_000_000), 10_000)
     remember: str = _key(Choice("restart", "memory", "off"), "restart")
     max_remembered: int = _key(Integer(1, 10_000_000), 100_000)
-    key_file: Optional[Path] = _key(OptionalPath(), "")
+    key_file: Path | None = _key(OptionalPath(), "")
 
 
 _KEY_SOURCES = ("secret", "secret_file", "public_key_file", "jwks_file", "jwks_url")
@@ -563,24 +563,24 @@ class Jwt:
 
     algorithms: tuple[str, ...] = _key(Words(*JWT_ALGORITHMS), [])
     token_in: str = _key(Choice("password", "username"), "password")
-    secret: Optional[str] = _secret(OptionalText(), "")
-    secret_file: Optional[Path] = _file_of("secret")
+    secret: str | None = _secret(OptionalText(), "")
+    secret_file: Path | None = _file_of("secret")
     secret_base64: bool = _key(Boolean(), False)
-    public_key_file: Optional[Path] = _key(OptionalPath(), "")
-    jwks_file: Optional[Path] = _key(OptionalPath(), "")
-    jwks_url: Optional[str] = _key(Url(), "")
-    jwks_cafile: Optional[Path] = _key(OptionalPath(), "")
+    public_key_file: Path | None = _key(OptionalPath(), "")
+    jwks_file: Path | None = _key(OptionalPath(), "")
+    jwks_url: str | None = _key(Url(), "")
+    jwks_cafile: Path | None = _key(OptionalPath(), "")
     jwks_refresh: float = _key(Duration("1s", "30d"), "5m")
     jwks_min_interval: float = _key(Duration("100ms", "1d"), "10s")
     jwks_timeout: float = _key(Duration("100ms", "1m"), "5s")
     jwks_max_size: int = _key(Size("1KiB", "16MiB"), "256KiB")
-    issuer: Optional[str] = _key(OptionalText(), "")
+    issuer: str | None = _key(OptionalText(), "")
     audience: tuple[str, ...] = _key(Texts(), [])
     leeway: float = _key(Duration("0s", "1h"), "10s")
     require_expiry: bool = _key(Boolean(), True)
     username_claim: str = _key(Text("the name of a claim"), "sub")
-    client_id_claim: Optional[str] = _key(OptionalText(), "")
-    acl_claim: Optional[str] = _key(OptionalText(), "acl")
+    client_id_claim: str | None = _key(OptionalText(), "")
+    acl_claim: str | None = _key(OptionalText(), "acl")
     claims: tuple[tuple[str, str], ...] = _key(Patterns(), {})
     max_token_size: int = _key(Size("256B", "64KiB"), "8KiB")
     max_remembered_bytes: int = _key(Size("0B", "1TiB"), "16MiB")
@@ -631,12 +631,12 @@ class ExternalAuthenticator:
 class HttpCallback(ExternalAuthenticator):
     """Authentication by an HTTP server; ``url`` None = none."""
 
-    url: Optional[str] = _key(Url(plain=True), "")
-    cafile: Optional[Path] = _key(OptionalPath(), "")
-    authorization: Optional[str] = _secret(HeaderText(), "")
-    authorization_file: Optional[Path] = _file_of("authorization")
+    url: str | None = _key(Url(plain=True), "")
+    cafile: Path | None = _key(OptionalPath(), "")
+    authorization: str | None = _secret(HeaderText(), "")
+    authorization_file: Path | None = _file_of("authorization")
     headers: tuple[tuple[str, str], ...] = _secret(Headers(), {})
-    headers_file: Optional[Path] = _file_of("headers")
+    headers_file: Path | None = _file_of("headers")
     body: tuple[tuple[str, str], ...] = _key(
         Templates("username", "password", "password_base64", "clientid", "peerhost", "listener", "certificate_name", "version"),
         {name: f"${{{name}}}" for name in ("username", "password", "clientid", "peerhost", "listener", "certificate_name")},
@@ -655,10 +655,10 @@ class HttpCallback(ExternalAuthenticator):
 class Plugin(ExternalAuthenticator):
     """Authentication by a class of Python; ``object`` None = none."""
 
-    object: Optional[str] = _key(PluginReference(), "")
-    path: Optional[Path] = _key(OptionalPath(), "")
-    options: Optional[str] = _secret(Options(), {})  # JSON
-    options_file: Optional[Path] = _file_of("options")
+    object: str | None = _key(PluginReference(), "")
+    path: Path | None = _key(OptionalPath(), "")
+    options: str | None = _secret(Options(), {})  # JSON
+    options_file: Path | None = _file_of("options")
 
 
 @dataclass(frozen=True)
@@ -686,13 +686,13 @@ class Bans:
 class BridgeTopic:
     """Messages that a bridge passes: a filter with prefixes, or two patterns."""
 
-    filter: Optional[str] = _key(OptionalText(), "")
+    filter: str | None = _key(OptionalText(), "")
     direction: str = _key(Choice("out", "in", "both"), "out")
     qos: int = _key(Integer(0, 2), 0)
     local_prefix: str = _key(Prefix(), "")
     remote_prefix: str = _key(Prefix(), "")
-    local: Optional[str] = _key(OptionalText(), "")
-    remote: Optional[str] = _key(OptionalText(), "")
+    local: str | None = _key(OptionalText(), "")
+    remote: str | None = _key(OptionalText(), "")
 
     def problems(self) -> Iterator[tuple[str, str]]:
         """Keys that are invalid together, each with the reason."""
@@ -723,19 +723,19 @@ class Bridge:
     enabled: bool = _key(Boolean(), True)
     version: str = _key(Choice("5.0", "3.1.1"), "5.0")
     try_private: bool = _key(Boolean(), True)
-    client_id: Optional[str] = _key(OptionalText(), "")
-    username: Optional[str] = _key(OptionalText(), "")
-    password: Optional[str] = _secret(OptionalText(), "")
-    password_file: Optional[Path] = _file_of("password")
-    cafile: Optional[Path] = _key(OptionalPath(), "")
-    certfile: Optional[Path] = _key(OptionalPath(), "")
-    keyfile: Optional[Path] = _key(OptionalPath(), "")
+    client_id: str | None = _key(OptionalText(), "")
+    username: str | None = _key(OptionalText(), "")
+    password: str | None = _secret(OptionalText(), "")
+    password_file: Path | None = _file_of("password")
+    cafile: Path | None = _key(OptionalPath(), "")
+    certfile: Path | None = _key(OptionalPath(), "")
+    keyfile: Path | None = _key(OptionalPath(), "")
     verify: bool = _key(Boolean(), True)
-    server_name: Optional[str] = _key(OptionalText(), "")
+    server_name: str | None = _key(OptionalText(), "")
     tls_version: str = _key(Choice("1.2", "1.3"), "1.2")
     keep_alive: float = _key(Duration("0s", "65535s"), "1m")
     clean_start: bool = _key(Boolean(), False)
-    session_expiry: Optional[float] = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
+    session_expiry: float | None = _key(OrNone(Duration("0s", "36500d"), "never"), "never")
     connect_timeout: float = _key(Duration("100ms", "10m"), "10s")
     reconnect_first: float = _key(Duration("10ms", "1h"), "1s")
     reconnect_longest: float = _key(Duration("10ms", "1d"), "1m")
@@ -745,7 +745,7 @@ class Bridge:
     receive_maximum: int = _key(Integer(1, 65535), 100)
     outgoing_retain: bool = _key(Boolean(), True)
     notifications: str = _key(Choice("local", "both", "off"), "local")
-    notification_topic: Optional[str] = _key(OptionalText(), "")
+    notification_topic: str | None = _key(OptionalText(), "")
     loop_detection: bool = _key(Boolean(), True)
     topics: tuple[BridgeTopic, ...] = _tables(BridgeTopic)
 
@@ -787,24 +787,24 @@ class Cluster:
     """This node of a cluster; ``engine`` None = no cluster. ``node`` None = the name of this machine, ``link_address`` None =
     ``link_host``. Kafka's own certificates are ``cafile``, ``certfile`` and ``keyfile``, those of links the others."""
 
-    engine: Optional[str] = _key(OrNone(Choice("kafka"), "off"), "off")
+    engine: str | None = _key(OrNone(Choice("kafka"), "off"), "off")
     id: str = _key(Name("the name of a cluster"), "mqtt")
     bootstrap_servers: tuple[str, ...] = _key(Texts(), [])
     security_protocol: str = _key(Choice("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"), "PLAINTEXT")
     sasl_mechanism: str = _key(Choice("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"), "PLAIN")
-    sasl_username: Optional[str] = _key(OptionalText(), "")
-    sasl_password: Optional[str] = _secret(OptionalText(), "")
-    sasl_password_file: Optional[Path] = _file_of("sasl_password")
-    cafile: Optional[Path] = _key(OptionalPath(), "")
-    certfile: Optional[Path] = _key(OptionalPath(), "")
-    keyfile: Optional[Path] = _key(OptionalPath(), "")
-    node: Optional[str] = _key(OptionalText(), "")
+    sasl_username: str | None = _key(OptionalText(), "")
+    sasl_password: str | None = _secret(OptionalText(), "")
+    sasl_password_file: Path | None = _file_of("sasl_password")
+    cafile: Path | None = _key(OptionalPath(), "")
+    certfile: Path | None = _key(OptionalPath(), "")
+    keyfile: Path | None = _key(OptionalPath(), "")
+    node: str | None = _key(OptionalText(), "")
     link_host: str = _key(Host(), "127.0.0.1")
     link_port: int = _key(Integer(1, 65535), 18100)
-    link_address: Optional[str] = _key(OptionalText(), "")
-    link_cafile: Optional[Path] = _key(OptionalPath(), "")
-    link_certfile: Optional[Path] = _key(OptionalPath(), "")
-    link_keyfile: Optional[Path] = _key(OptionalPath(), "")
+    link_address: str | None = _key(OptionalText(), "")
+    link_cafile: Path | None = _key(OptionalPath(), "")
+    link_certfile: Path | None = _key(OptionalPath(), "")
+    link_keyfile: Path | None = _key(OptionalPath(), "")
     link_buffer: int = _key(Size("64KiB", "1GiB"), "8MiB")
     shards: int = _key(Integer(1, 1024), 8)
     replication: int = _key(Integer(1, 32), 3)
@@ -883,17 +883,17 @@ class Settings:
     commit_log_bytes: int = _key(Size("1MiB", "1TiB"), "128MiB")
     apply_interval: float = _key(Duration("1ms", "10s"), "1s")
     on_corrupt_store: str = _key(Choice("salvage", "refuse"), "salvage")
-    allow_anonymous: Union[bool, str] = _key(Anonymous(), "loopback")
-    authentication: Optional[tuple[str, ...]] = _key(OrNone(Words(*AUTHENTICATORS), "auto"), "auto")
-    password_file: Optional[Path] = _key(OptionalPath(), "")
-    acl_file: Optional[Path] = _key(OptionalPath(), "")
+    allow_anonymous: bool | str = _key(Anonymous(), "loopback")
+    authentication: tuple[str, ...] | None = _key(OrNone(Words(*AUTHENTICATORS), "auto"), "auto")
+    password_file: Path | None = _key(OptionalPath(), "")
+    acl_file: Path | None = _key(OptionalPath(), "")
     reveal_denials: bool = _key(Boolean(), True)
     sys_interval: float = _key(Duration("0s", "1d"), "10s")
     sys_client_events: bool = _key(Boolean(), False)
-    workers: Optional[int] = _key(OrNone(Integer(0, MAX_WORKERS), "auto"), 0)
+    workers: int | None = _key(OrNone(Integer(0, MAX_WORKERS), "auto"), 0)
     worker_timeout: float = _key(Duration("1s", "1h"), "10s")
     shared_subscription_strategy: str = _key(Choice("round_robin", "random", "hash_topic", "least_loaded"), "round_robin")
-    response_information: Optional[str] = _key(TopicPattern(), "")
+    response_information: str | None = _key(TopicPattern(), "")
     max_created_streams: int = _key(Integer(0, 100_000), 1000)
     log: Log = _section(Log)
     http: Http = _section(Http)
@@ -934,10 +934,10 @@ class Settings:
         listeners = (self.limits_of(listener).receive_maximum for listener in self.listeners)
         return 2 * max([*listeners, *(bridge.receive_maximum for bridge in self.bridges)])
 
-    def anonymous_of(self, listener: Listener) -> Union[bool, str]:
+    def anonymous_of(self, listener: Listener) -> bool | str:
         return self.allow_anonymous if listener.allow_anonymous is None else listener.allow_anonymous
 
-    def password_file_of(self, listener: Listener) -> Optional[Path]:
+    def password_file_of(self, listener: Listener) -> Path | None:
         return self.password_file if isinstance(listener.password_file, str) else listener.password_file
 
     def authenticators_of(self, listener: Listener) -> tuple[str, ...]:
@@ -1006,5 +1006,5 @@ class Settings:
             if root.is_absolute() and (root == data_dir or data_dir in root.parents):
                 yield ("streams", stream.name, "archive"), "must not be in data_dir"
 
-    def acl_file_of(self, listener: Listener) -> Optional[Path]:
+    def acl_file_of(self, listener: Listener) -> Path | None:
         return self.acl_file if isinstance(listener.acl_file, str) else listener.acl_file

@@ -7,33 +7,33 @@ the store's answers through `Commits.answered`; packets go out through the conne
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final
 
 from mqttbroker.core.access.bans import Bans
-from mqttbroker.core.delivery.broker_messages import BrokerMessages
-from mqttbroker.core.streams.chunk_reads import ChunkReads
-from mqttbroker.core.sessions.clients import Clients
-from mqttbroker.core.commits import Commits
-from mqttbroker.core.sessions.connect_handler import ConnectHandler
-from mqttbroker.core.client.connection import Connection
-from mqttbroker.core.delivery.deduplication import Deduplication
-from mqttbroker.core.memory import Memory
-from mqttbroker.core.terms.memory_stage import MemoryStage
-from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.access.policy import AuthenticationPolicy, Rules
+from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.client.outbox import Outbound
+from mqttbroker.core.commits import Commits
+from mqttbroker.core.delivery.broker_messages import BrokerMessages
+from mqttbroker.core.delivery.deduplication import Deduplication
 from mqttbroker.core.delivery.publisher import Publisher
-from mqttbroker.core.terms.rates import Rate
 from mqttbroker.core.delivery.replay import Replays, RetainedSources
+from mqttbroker.core.delivery.turns import Turns
+from mqttbroker.core.memory import Memory
 from mqttbroker.core.routing.router import Router
+from mqttbroker.core.sessions.clients import Clients
+from mqttbroker.core.sessions.connect_handler import ConnectHandler
 from mqttbroker.core.sessions.lifecycle import SessionLifecycle
+from mqttbroker.core.sessions.subscriptions import Subscriptions
+from mqttbroker.core.streams.chunk_reads import ChunkReads
 from mqttbroker.core.streams.consumer import StreamConsumers
 from mqttbroker.core.streams.groups import StreamGroups
 from mqttbroker.core.streams.subscriptions import StreamSubscriptions
-from mqttbroker.core.sessions.subscriptions import Subscriptions
-from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms
-from mqttbroker.core.delivery.turns import Turns
-from mqttbroker.core.terms.users import Users
 from mqttbroker.core.streams.work_queues import QueueRule, WorkQueues
+from mqttbroker.core.terms.memory_stage import MemoryStage
+from mqttbroker.core.terms.rates import Rate
+from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms
+from mqttbroker.core.terms.users import Users
 from sessions.context import REFUSE, SessionContext
 from sessions.expiry import Expiry
 from sessions.journal import Journal
@@ -60,7 +60,7 @@ class Broker:
         rules: Rules,
         bans: Bans,
         producers: Producers,
-        queues: List[QueueRule],
+        queues: list[QueueRule],
     ) -> None:
         journal = context.journal
         self.context = context

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from typing import Deque, Dict, Final, List, Optional
+from typing import Final
 
 from mqttbroker.codec.reason_codes import (
     IMPLEMENTATION_SPECIFIC_ERROR,
@@ -15,12 +15,12 @@ from mqttbroker.codec.reason_codes import (
     SERVER_UNAVAILABLE,
     UNSPECIFIED_ERROR,
 )
-from mqttbroker.core.sessions.clients import Clients
-from mqttbroker.core.sessions.connect_handler import ConnectHandler
+from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outbox import Outbound
-from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.delivery.turns import LongWork, Turns
+from mqttbroker.core.sessions.clients import Clients
+from mqttbroker.core.sessions.connect_handler import ConnectHandler
 from sessions.journal import GONE, SETTLED_AT_ONCE, Journal
 from sessions.registry import Registry
 from sessions.session import Session
@@ -54,10 +54,10 @@ class Commits:
         self.outbound = outbound
         self.rules = rules
         self.error = ""  # of the last commit; empty if it succeeded
-        self.paused: Dict[Connection, bool] = {}  # connections to flush when `Outbound.backlogged` is false again
+        self.paused: dict[Connection, bool] = {}  # connections to flush when `Outbound.backlogged` is false again
         self._answer = _Answer(self)
 
-    def next_write_set(self) -> Optional[WriteSet]:
+    def next_write_set(self) -> WriteSet | None:
         """The writes since the last call.
 
         None if there are none, if the store is still busy with the last ones, or if `Journal.closing`: then it is to be
@@ -96,7 +96,7 @@ class Commits:
         for pending in list(self.clients.pending.values()):
             self.connect_handler.refuse(pending.connection, SERVER_UNAVAILABLE, "the store does not answer")
 
-    def read_done(self, queries: List[EntryQuery], pages: List[Page]) -> None:
+    def read_done(self, queries: list[EntryQuery], pages: list[Page]) -> None:
         """The store has read the queries and pages of a write set that it had committed."""
         self._answer.queries.extend(queries)
         self._answer.pages.extend(pages)
@@ -151,8 +151,8 @@ class _Answer(LongWork):
 
     def __init__(self, commits: Commits) -> None:
         self.commits = commits
-        self.queries: Deque[EntryQuery] = deque()
-        self.pages: Deque[Page] = deque()
+        self.queries: deque[EntryQuery] = deque()
+        self.pages: deque[Page] = deque()
 
     @property
     def done(self) -> bool:

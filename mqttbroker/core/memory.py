@@ -7,16 +7,16 @@ estimates up, and compares the sum, or the memory of the process if that is more
 from __future__ import annotations
 
 import logging
-from typing import Final, List
+from typing import Final
 
 from mypy_extensions import i64
 
-from mqttbroker.core.streams.chunk_reads import ChunkReads
-from mqttbroker.core.sessions.clients import Clients
 from mqttbroker.core.client.connection import MAX_DECISION_BYTES
-from mqttbroker.core.terms.memory_stage import NORMAL, SHEDDING, STAGE_NAMES, MemoryStage
 from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.routing.router import Router
+from mqttbroker.core.sessions.clients import Clients
+from mqttbroker.core.streams.chunk_reads import ChunkReads
+from mqttbroker.core.terms.memory_stage import NORMAL, SHEDDING, STAGE_NAMES, MemoryStage
 from mqttbroker.core.terms.terms import BrokerTerms
 from sessions.context import SessionContext
 from sessions.retained import Retained
@@ -30,7 +30,7 @@ RETAINED_BYTES: Final = 450  # a retained message beside its `Message.size`
 BRANCH_BYTES: Final = 350  # a level at which topics of retained messages differ
 
 # Per cent of ``max_memory`` at which each stage begins; it ends `HYSTERESIS` per cent below.
-BEGINS: Final[List[int]] = [0, 80, 88, 95]
+BEGINS: Final[list[int]] = [0, 80, 88, 95]
 HYSTERESIS: Final = 5
 
 
@@ -72,7 +72,7 @@ class Memory:
         self.counted_then: i64 = 0  # `counted` at the last `sampled`
         self.apply()
 
-    def parts(self) -> List[Part]:
+    def parts(self) -> list[Part]:
         """All parts; their sum is `held`."""
         context = self.context
         outbound = self.outbound

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mqttbroker.admin.data_files import PRIVATE, set_umask
 from mqttbroker.admin.repair import DATABASE
@@ -35,12 +36,12 @@ class ImportFailed(Exception):
 class Imported(NamedTuple):
     """``database`` is the file that ``counts`` are of, None if there was none."""
 
-    database: Optional[Path]
+    database: Path | None
     counts: Counts
-    not_carried: List[NotCarried]
+    not_carried: list[NotCarried]
 
 
-def import_mosquitto(configuration: Path, database: Optional[Path], target: Path) -> Imported:
+def import_mosquitto(configuration: Path, database: Path | None, target: Path) -> Imported:
     """Convert the configuration, the files that it names, and the database into a new or empty directory.
 
     ``database`` replaces the one that the configuration names. Raises ImportFailed, ConfigError if the result is no
@@ -69,7 +70,7 @@ def import_mosquitto(configuration: Path, database: Optional[Path], target: Path
     return Imported(source, rows.counts, not_carried)
 
 
-def _read_database(found: Configuration, given: Optional[Path]) -> tuple[Optional[Rows], Optional[Path]]:
+def _read_database(found: Configuration, given: Path | None) -> tuple[Rows | None, Path | None]:
     path = given
     if path is None:
         path = found.location / found.database
@@ -82,10 +83,10 @@ def _read_database(found: Configuration, given: Optional[Path]) -> tuple[Optiona
     return Rows(database, path.stat().st_mtime), path
 
 
-def _copies(found: Configuration, target: Path) -> Dict[Path, str]:
+def _copies(found: Configuration, target: Path) -> dict[Path, str]:
     """Files of users and access rules in ``target``, each once, with their texts; the settings name them then."""
-    texts: Dict[Path, str] = {}
-    copies: Dict[str, Path] = {}  # by their source
+    texts: dict[Path, str] = {}
+    copies: dict[str, Path] = {}  # by their source
     for table, key in files_of(found):
         source: str = table[key]
         if source not in copies:
@@ -115,17 +116,17 @@ def _toml(found: Configuration, source: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _pairs(table: Dict[str, Any]) -> Iterable[str]:
+def _pairs(table: dict[str, Any]) -> Iterable[str]:
     """Strings, numbers, booleans and lists of them are written in TOML as in JSON."""
     return (f"{key} = {json.dumps(value, ensure_ascii=False)}" for key, value in table.items())
 
 
 def _store(path: Path, write_sets: Iterable[WriteSet]) -> None:
     """Store everything, or raise the first error."""
-    failures: List[Exception] = []
+    failures: list[Exception] = []
     room = threading.Semaphore(4)  # write sets that wait for the store
 
-    def done(write_set: WriteSet, error: Optional[Exception]) -> None:
+    def done(write_set: WriteSet, error: Exception | None) -> None:
         if error is not None:
             failures.append(error)
         room.release()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Dict, Final, List, NoReturn, Optional, Tuple
+from collections.abc import Callable
+from typing import Any, Final, NoReturn
 
 from mqttbroker.migration.mosquitto_values import boolean, number, seconds, tls_version
 from topic_matcher.remapping import echoed, prefix_rule
@@ -53,7 +54,7 @@ def _version(text: str) -> str:
 
 
 # Option: key of the settings, and the conversion of its value.
-_KEYS: Final[Dict[str, Tuple[str, Callable[[str], Any]]]] = {
+_KEYS: Final[dict[str, tuple[str, Callable[[str], Any]]]] = {
     "bridge_cafile": ("cafile", str),
     "bridge_certfile": ("certfile", str),
     "bridge_insecure": ("verify", lambda text: not boolean(text)),
@@ -86,13 +87,13 @@ class BridgeReader:
         if not re.match("[A-Za-z0-9]", self._name):
             self._name = f"b{self._name}"[:64]
         # Mosquitto's defaults, where this broker's are others.
-        self._values: Dict[str, Any] = {"version": "3.1.1", "reconnect_first": "5s", "reconnect_longest": "30s"}
-        self._addresses: List[str] = []
-        self._topics: List[Dict[str, Any]] = []
+        self._values: dict[str, Any] = {"version": "3.1.1", "reconnect_first": "5s", "reconnect_longest": "30s"}
+        self._addresses: list[str] = []
+        self._topics: list[dict[str, Any]] = []
         self._tls = False
         self._notifications = self._everywhere = True
 
-    def read(self, option: str, value: str) -> Optional[str]:
+    def read(self, option: str, value: str) -> str | None:
         """Convert a line; returns the reason if it is not carried over. Raises ValueError for an invalid value."""
         if option in _USES_TLS:
             self._tls = self._tls or value != "false"
@@ -122,7 +123,7 @@ class BridgeReader:
             return f"{option}: unknown"
         return None
 
-    def finish(self) -> Dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """The table of the bridge, with its ``topics``. Raises ValueError with the reason if it cannot be one."""
         if not self._addresses:
             self._refuse("no address")
@@ -156,7 +157,7 @@ def _has_port(address: str) -> bool:
     return re.search(r"[^:\]]:\d+$|\]:\d+$", address) is not None
 
 
-def _topic(value: str) -> Dict[str, Any]:
+def _topic(value: str) -> dict[str, Any]:
     """``pattern [[[out | in | both] qos] local-prefix remote-prefix]``, in which "" is an empty text."""
     words = ["" if word == '""' else word for word in value.split()]
     if not 1 <= len(words) <= 5:

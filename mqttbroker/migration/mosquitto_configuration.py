@@ -5,8 +5,9 @@ A line is converted, has nothing to convert, or is named with the reason why it 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, Dict, Final, List, NamedTuple, Optional, Tuple
+from typing import Any, Final, NamedTuple
 
 from mqttbroker.migration.mosquitto_bridges import BridgeReader
 from mqttbroker.migration.mosquitto_values import boolean, number, seconds, tls_version
@@ -103,15 +104,15 @@ class Configuration:
     """The settings of this broker as TOML's values, and the files that the configuration names."""
 
     def __init__(self) -> None:
-        self.settings: Dict[str, Any] = {}
-        self.limits: Dict[str, Any] = {}
-        self.log: Dict[str, Any] = {}
-        self.listeners: List[Dict[str, Any]] = []
-        self.bridges: List[Dict[str, Any]] = []
-        self.persistence: Optional[bool] = None
+        self.settings: dict[str, Any] = {}
+        self.limits: dict[str, Any] = {}
+        self.log: dict[str, Any] = {}
+        self.listeners: list[dict[str, Any]] = []
+        self.bridges: list[dict[str, Any]] = []
+        self.persistence: bool | None = None
         self.location = Path()
         self.database = "mosquitto.db"
-        self.not_carried: List[NotCarried] = []
+        self.not_carried: list[NotCarried] = []
 
 
 class ConfigurationError(Exception):
@@ -152,7 +153,7 @@ def _facility(text: str) -> str:
 Convert = Callable[[str], Any]
 
 # Option: key of the settings, and the conversion of its value. Mosquitto's 0 for "no limit" is left out.
-_GLOBAL: Final[Dict[str, Tuple[str, Convert]]] = {
+_GLOBAL: Final[dict[str, tuple[str, Convert]]] = {
     "global_max_connections": ("limits.max_connections", number),
     "max_inflight_messages": ("limits.max_inflight", number),
     "max_keepalive": ("limits.max_keep_alive", seconds),
@@ -167,7 +168,7 @@ _GLOBAL: Final[Dict[str, Tuple[str, Convert]]] = {
 _KEEP_ZERO: Final = {"sys_interval", "retain_available"}
 
 # The same for options of a listener.
-_LISTENER: Final[Dict[str, Tuple[str, Convert]]] = {
+_LISTENER: Final[dict[str, tuple[str, Convert]]] = {
     "cafile": ("cafile", str),
     "certfile": ("certfile", str),
     "crlfile": ("crlfile", str),
@@ -181,7 +182,7 @@ _LISTENER: Final[Dict[str, Tuple[str, Convert]]] = {
 }
 
 # Options that belong to the listener with per_listener_settings, and to the broker without.
-_SECURITY: Final[Dict[str, Convert]] = {"acl_file": str, "allow_anonymous": boolean, "password_file": str}
+_SECURITY: Final[dict[str, Convert]] = {"acl_file": str, "allow_anonymous": boolean, "password_file": str}
 
 _LEVELS: Final = {"debug": "debug", "all": "debug", "information": "info", "notice": "info", "warning": "warning"}
 _LEVEL_ORDER: Final = ("error", "warning", "info", "debug")
@@ -192,12 +193,12 @@ class _Reader:
 
     def __init__(self) -> None:
         self._found = Configuration()
-        self._listener: Optional[Dict[str, Any]] = None  # that the lines speak of
-        self._default: Dict[str, Any] = {}  # the listener of Mosquitto's options without `listener`
+        self._listener: dict[str, Any] | None = None  # that the lines speak of
+        self._default: dict[str, Any] = {}  # the listener of Mosquitto's options without `listener`
         self._per_listener = False
-        self._anonymous: Optional[bool] = None
-        self._bridge: Optional[BridgeReader] = None  # the bridge that the lines speak of
-        self._levels: List[str] = []
+        self._anonymous: bool | None = None
+        self._bridge: BridgeReader | None = None  # the bridge that the lines speak of
+        self._levels: list[str] = []
 
     def read(self, path: Path, depth: int) -> None:
         try:
@@ -310,7 +311,7 @@ class _Reader:
     def _convert_log_dest(self, line: Line, value: str) -> None:
         kind = value.partition(" ")[0]
         if kind in _LOG_TO:
-            to: List[str] = self._found.log.setdefault("to", [])
+            to: list[str] = self._found.log.setdefault("to", [])
             if _LOG_TO[kind] not in to:
                 to.append(_LOG_TO[kind])
         elif kind in _LOG_DEST:
@@ -330,7 +331,7 @@ class _Reader:
         self._listener = {"type": "unix", "path": host} if port == 0 and host else {"host": host, "port": port}
         self._found.listeners.append(self._listener)
 
-    def _of_listener(self) -> Dict[str, Any]:
+    def _of_listener(self) -> dict[str, Any]:
         return self._default if self._listener is None else self._listener
 
     def _end_bridge(self) -> None:
@@ -365,6 +366,6 @@ class _Reader:
         return found
 
 
-def files_of(found: Configuration) -> List[Tuple[Dict[str, Any], str]]:
+def files_of(found: Configuration) -> list[tuple[dict[str, Any], str]]:
     """Tables of the settings and their keys that name a file of users or of access rules."""
     return [(table, key) for table in (found.settings, *found.listeners) for key in ("password_file", "acl_file") if table.get(key)]

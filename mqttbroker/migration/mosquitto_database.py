@@ -7,7 +7,7 @@ have the byte order of the machine that wrote them, little-endian here, as on x8
 from __future__ import annotations
 
 import struct
-from typing import Dict, Final, List, NamedTuple
+from typing import Final, NamedTuple
 
 from mqttbroker.codec.data_types import decode_varint
 from mqttbroker.codec.properties import decode_publish_properties
@@ -90,11 +90,11 @@ class ClientSubscription(NamedTuple):
 class Database(NamedTuple):
     """The contents of a file, in its order; ``retained`` are ids of ``messages``."""
 
-    clients: List[Client]
-    messages: Dict[int, StoredMessage]
-    client_messages: List[ClientMessage]
-    subscriptions: List[ClientSubscription]
-    retained: List[int]
+    clients: list[Client]
+    messages: dict[int, StoredMessage]
+    client_messages: list[ClientMessage]
+    subscriptions: list[ClientSubscription]
+    retained: list[int]
 
 
 def decode_database(data: bytes) -> Database:

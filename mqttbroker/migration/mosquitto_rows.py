@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Dict, Final, Iterator, List, NamedTuple, Set, Tuple
+from collections.abc import Iterator
+from typing import Final, NamedTuple
 
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.core.routing.route import is_reserved
@@ -56,7 +57,7 @@ class _Entry(NamedTuple):
     retain: bool
     packet_id: int
     phase: int
-    identifiers: Tuple[int, ...]
+    identifiers: tuple[int, ...]
 
 
 class Rows:
@@ -67,19 +68,19 @@ class Rows:
     """
 
     def __init__(self, database: Database, saved_at: float) -> None:
-        self.not_carried: List[str] = []
+        self.not_carried: list[str] = []
         self._database = database
         self._saved_at = saved_at
-        self._sessions: Dict[str, int] = {}
+        self._sessions: dict[str, int] = {}
         for client in database.clients:
             self._sessions.setdefault(client.client_id, len(self._sessions) + 1)
         self._subscriptions = [one for one in database.subscriptions if self._is_usable(one)]
-        self._received: List[ReceivedKey] = []
-        self._retained: Dict[str, Message] = {}
-        self._entries: List[_Entry] = []
+        self._received: list[ReceivedKey] = []
+        self._retained: dict[str, Message] = {}
+        self._entries: list[_Entry] = []
         for store_id in database.retained:
             self._retain(store_id)
-        unreleased: List[ClientMessage] = []
+        unreleased: list[ClientMessage] = []
         ignored = 0
         for one in database.client_messages:
             if one.client_id not in self._sessions or one.store_id not in database.messages or one.qos == 0:
@@ -135,8 +136,8 @@ class Rows:
             self._retained.pop(stored.topic, None)
             if stored.payload:
                 self._retain(one.store_id)
-        groups: Set[str] = set()
-        found: Dict[int, List[ClientSubscription]] = {}
+        groups: set[str] = set()
+        found: dict[int, list[ClientSubscription]] = {}
         for subscription in self._subscriptions:
             shared = parse_shared(subscription.topic_filter)
             if not matches(subscription.topic_filter if shared is None else shared[1], stored.topic):
@@ -176,7 +177,7 @@ class Rows:
 
     def _queues(self, batch: _Batch) -> Iterator[WriteSet]:
         references = Counter(entry.store_id for entry in self._entries)
-        messages: Dict[int, Message] = {}
+        messages: dict[int, Message] = {}
         for seq, entry in enumerate(self._entries, 1):
             message = messages.get(entry.store_id)
             if message is None:

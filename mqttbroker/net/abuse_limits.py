@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 from mqttbroker.core.terms.rates import ConnectRates
 from sessions.counters import Counters
@@ -13,7 +13,7 @@ class AddressLimits:
 
     def __init__(self) -> None:
         self.rates = ConnectRates()
-        self.connections: Dict[str, int] = {}
+        self.connections: dict[str, int] = {}
 
     def is_full(self, address: str, maximum: int) -> bool:
         return self.connections.get(address, 0) >= maximum
@@ -37,8 +37,8 @@ class HalfOpen:
 
     def __init__(self, counters: Counters) -> None:
         self.counters = counters
-        self._all: Dict[Any, str] = {}  # addresses by member, oldest first
-        self._by_address: Dict[str, Dict[Any, bool]] = {}
+        self._all: dict[Any, str] = {}  # addresses by member, oldest first
+        self._by_address: dict[str, dict[Any, bool]] = {}
 
     def __len__(self) -> int:
         return len(self._all)

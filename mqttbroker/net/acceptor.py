@@ -10,7 +10,8 @@ import asyncio
 import logging
 import socket
 import ssl
-from typing import Any, Callable, Optional, Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
@@ -72,8 +73,8 @@ class LocalAdmission:
         name: str,
         counters: Counters,
         sockets: OpenSockets,
-        policy: Optional[ListenerPolicy] = None,
-        refusal: Optional[Callable[[str], str]] = None,
+        policy: ListenerPolicy | None = None,
+        refusal: Callable[[str], str] | None = None,
     ) -> None:
         self._name = name
         self._counters = counters
@@ -128,12 +129,12 @@ class Acceptor:
     def __init__(
         self,
         sock: socket.socket,
-        context: Optional[ssl.SSLContext],
+        context: ssl.SSLContext | None,
         timeout: float,
-        new_client: Callable[[Optional[ProxiedPeer], Handshake], Any],
+        new_client: Callable[[ProxiedPeer | None, Handshake], Any],
         admission: Admission,
-        proxied: Optional[ProxiedSockets] = None,
-        on_open: Optional[Callable[[asyncio.Transport], None]] = None,
+        proxied: ProxiedSockets | None = None,
+        on_open: Callable[[asyncio.Transport], None] | None = None,
     ) -> None:
         self.context = context
         self.timeout = timeout
@@ -192,7 +193,7 @@ class Acceptor:
 
     async def _open_as(self, sock: socket.socket, address: Any, handshake: Handshake) -> None:
         """Give the socket a transport, as that of the client behind the proxy if there is one."""
-        peer: Optional[ProxiedPeer] = None
+        peer: ProxiedPeer | None = None
         if self._proxied is not None:
             peer = await self._read_header(self._proxied, sock, address)
             if peer is None:
@@ -225,9 +226,9 @@ class Acceptor:
         if self._on_open is not None:
             self._on_open(transport)
 
-    async def _read_header(self, proxied: ProxiedSockets, sock: socket.socket, address: Any) -> Optional[ProxiedPeer]:
+    async def _read_header(self, proxied: ProxiedSockets, sock: socket.socket, address: Any) -> ProxiedPeer | None:
         """The peer in the proxy's header; None if there is no valid header in time, and the socket is closed."""
-        peer: Optional[ProxiedPeer] = None
+        peer: ProxiedPeer | None = None
         try:
             async with asyncio.timeout(self.timeout):
                 peer = await proxied.read_header(sock, address)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Optional
 
 
-def file_version(path: Path) -> Optional[tuple[int, int, int]]:
+def file_version(path: Path) -> tuple[int, int, int] | None:
     """Changes with the contents of a file; None if it cannot be read."""
     try:
         found = path.stat()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from typing import Any, Final, List, Optional
+from typing import Any, Final
 
 READ_AT_ONCE: Final = 16_384  # bytes
 LEFT_BYTES: Final = 4_194_304  # that are read after a connection was lost: of one client, or of all that a link has not sent
@@ -27,7 +27,7 @@ def unread(transport: Any, limit: int) -> bytes:
 
 def read_rest(descriptor: int, limit: int) -> bytes:
     """The bytes that wait in a socket, ``limit`` at most."""
-    pieces: List[bytes] = []
+    pieces: list[bytes] = []
     size = 0
     try:
         while size < limit:
@@ -41,7 +41,7 @@ def read_rest(descriptor: int, limit: int) -> bytes:
     return b"".join(pieces)
 
 
-def last_bytes(transport: Any, descriptor: int) -> Optional[bytes]:
+def last_bytes(transport: Any, descriptor: int) -> bytes | None:
     """Up to `READ_AT_ONCE` bytes of a client that has closed its side and is not read; TLS is decrypted, WebSocket is not.
 
     Empty if there are no more. None if ``transport`` itself is about to receive them.
@@ -86,7 +86,7 @@ class LeftClient:
     def write(self, data: bytes) -> None:
         """Drop it."""
 
-    def writelines(self, parts: List[bytes]) -> None:
+    def writelines(self, parts: list[bytes]) -> None:
         """Drop them."""
 
     def get_write_buffer_size(self) -> int:

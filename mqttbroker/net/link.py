@@ -8,7 +8,7 @@ does not read from a client, so TCP holds the publisher; a worker grants none wh
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Dict, Final, List, Optional
+from typing import Any, Final
 
 from mypy_extensions import i64
 
@@ -49,7 +49,7 @@ class LinkTransport:
     def __init__(self, link: Link, number: int, wire: Wire, peername: Any, tls: Any, websocket: bool) -> None:
         self.link = link
         self.number = number
-        self.wire: Optional[Wire] = wire
+        self.wire: Wire | None = wire
         self.receiver: Any = None  # in front of the wire, if there is one
         self._peername = peername
         self._tls = tls
@@ -59,10 +59,10 @@ class LinkTransport:
         self._writing_paused = False
         self._reading = True
         self._not_taken: i64 = 0  # bytes received that the worker has not been told about
-        self._held: Optional[Deque[bytes]] = None  # received while not reading
+        self._held: deque[bytes] | None = None  # received while not reading
         self._incomplete: i64 = 0  # bytes of an incomplete WebSocket frame that the worker has
-        self._left: Optional[str] = None  # the reason why nothing follows the held data
-        self._closed: Optional[str] = None  # the reason of a close that follows it
+        self._left: str | None = None  # the reason why nothing follows the held data
+        self._closed: str | None = None  # the reason of a close that follows it
         self._timer: Any = None
 
     # -- from the worker --------------------------------------------------------
@@ -191,7 +191,7 @@ class LinkTransport:
         self.link.send_data(self._prefix, data)
         self._written(len(data))
 
-    def writelines(self, parts: List[Any]) -> None:
+    def writelines(self, parts: list[Any]) -> None:
         size: i64 = 0
         for part in parts:
             size += len(part)
@@ -258,9 +258,9 @@ class Link(FrameHandler):
 
     def __init__(self, scheduler: FlushScheduler, worker: int, control: Any, on_lost: Any) -> None:
         self.worker = worker
-        self.clients: Dict[int, LinkTransport] = {}
+        self.clients: dict[int, LinkTransport] = {}
         self.congested = False
-        self.waiting: List[LinkTransport] = []  # those that are not written to because the link is congested
+        self.waiting: list[LinkTransport] = []  # those that are not written to because the link is congested
         self.outbound = scheduler.broker.outbound
         self._scheduler = scheduler
         self.call_later = scheduler.loop.call_later
@@ -272,7 +272,7 @@ class Link(FrameHandler):
         self._writer = FrameWriter()
         self._writing = False  # there are frames for the end of this iteration
         self._reading_on = False  # frames of an earlier read wait for the next iteration
-        self._to_deliver: List[LinkTransport] = []
+        self._to_deliver: list[LinkTransport] = []
         self._now = 0.0
 
     @property
@@ -383,7 +383,7 @@ class Link(FrameHandler):
         self._writer.add_data(prefix, data)
         self._request_flush()
 
-    def send_pieces(self, prefix: bytes, pieces: List[bytes], size: i64) -> None:
+    def send_pieces(self, prefix: bytes, pieces: list[bytes], size: i64) -> None:
         self._writer.add_pieces(prefix, pieces, size)
         self._request_flush()
 

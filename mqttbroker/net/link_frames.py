@@ -7,7 +7,7 @@ they begin (`mqttbroker.cluster.link_server`), and any others are of one install
 
 from __future__ import annotations
 
-from typing import Any, Final, List
+from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -52,7 +52,7 @@ class LinkError(Exception):
     """The other end of a link sent what no such process sends."""
 
 
-_SMALL_NUMBERS: Final[List[bytes]] = [number.to_bytes(4, "big") for number in range(1024)]
+_SMALL_NUMBERS: Final[list[bytes]] = [number.to_bytes(4, "big") for number in range(1024)]
 
 
 def number_bytes(number: i64) -> bytes:
@@ -117,7 +117,7 @@ class FrameWriter:
     """Gathers frames until they are written together."""
 
     def __init__(self) -> None:
-        self.parts: List[bytes] = []
+        self.parts: list[bytes] = []
         self.size: i64 = 0  # in bytes, without headers
 
     def add(self, kind: int, number: int, body: bytes) -> None:
@@ -132,7 +132,7 @@ class FrameWriter:
         parts.append(number_bytes(size))
         parts.append(body)
 
-    def add_pieces(self, prefix: bytes, pieces: List[bytes], size: i64) -> None:
+    def add_pieces(self, prefix: bytes, pieces: list[bytes], size: i64) -> None:
         """`add_data` of a body in pieces."""
         self.size += size
         parts = self.parts
@@ -140,7 +140,7 @@ class FrameWriter:
         parts.append(number_bytes(size))
         parts += pieces
 
-    def take(self) -> List[bytes]:
+    def take(self) -> list[bytes]:
         """Everything gathered; the parts of many small frames are joined."""
         parts = self.parts
         large = self.size > 4096 * len(parts)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Final, Optional, Tuple, cast
+from collections.abc import Callable
+from typing import Any, Final, cast
 
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
-from mqttbroker.core.sessions.connect_handler import ConnectAuthentication
 from mqttbroker.core.access.policy import AuthenticationPolicy, AuthenticationRequest
+from mqttbroker.core.sessions.connect_handler import ConnectAuthentication
 from mqttbroker.core.terms.rates import Rate
 from mqttbroker.core.terms.terms import ListenerTerms
 from mqttbroker.net.abuse_limits import AddressLimits, HalfOpen
@@ -23,7 +24,7 @@ class ListenerPolicy:
         self,
         policy: AuthenticationPolicy,
         terms: ListenerTerms,
-        max_connections: Optional[int],
+        max_connections: int | None,
         counters: Counters,
         max_half_open: int = 0,
     ) -> None:
@@ -34,7 +35,7 @@ class ListenerPolicy:
         self.counters = counters
         counters.drops_of(terms.listener)  # a counter that begins at 0 has a rate from its first drop on
         # Given the transport at a CONNECT: why its certificate is refused now, None if it is not.
-        self.refuses_certificate: Optional[Callable[[Any], Optional[str]]] = None
+        self.refuses_certificate: Callable[[Any], str | None] | None = None
         self.clients = 0  # open connections that sent CONNECT
         self.addresses = AddressLimits()
         self.half_open = HalfOpen(counters)
@@ -91,7 +92,7 @@ class ListenerPolicy:
 
 
 # The reason for which a client is refused, by limit.
-REFUSALS: Final[Dict[str, Tuple[int, str]]] = {
+REFUSALS: Final[dict[str, tuple[int, str]]] = {
     "max_connect_rate": (CONNECTION_RATE_EXCEEDED, "too many connects"),
     "max_connect_rate_per_address": (CONNECTION_RATE_EXCEEDED, "too many connects of this address"),
     "max_connections_per_address": (QUOTA_EXCEEDED, "too many connections of this address"),

@@ -12,9 +12,10 @@ import socket
 import ssl
 import stat
 import uuid
-from datetime import datetime, timedelta, timezone
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Awaitable, Callable, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any
 
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener
@@ -74,18 +75,18 @@ class OpenListener:
         secure = listener.type in ("tls", "wss")
         websocket = listener.type in ("ws", "wss")
         self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, secure, websocket)
-        self._sockets: List[ListeningSocket] = []
-        self._servers: List[asyncio.AbstractServer] = []
-        self._acceptors: List[Acceptor] = []
-        self._inode: Optional[Tuple[int, int]] = None
-        self._context: Optional[ListenerContext] = None
-        self._crl_version: Optional[Tuple[int, int, int]] = None
-        self.refresh_problem: Optional[str] = None  # of the last reload because of a changed ``crlfile``
+        self._sockets: list[ListeningSocket] = []
+        self._servers: list[asyncio.AbstractServer] = []
+        self._acceptors: list[Acceptor] = []
+        self._inode: tuple[int, int] | None = None
+        self._context: ListenerContext | None = None
+        self._crl_version: tuple[int, int, int] | None = None
+        self.refresh_problem: str | None = None  # of the last reload because of a changed ``crlfile``
         self._expiry_warning = 0.0
-        self._logged: Tuple[str, Optional[RevocationLists]] = ("", None)  # the last event about revocation lists
+        self._logged: tuple[str, RevocationLists | None] = ("", None)  # the last event about revocation lists
         self._version = 0  # of the certificates
-        self._revoked: Optional[RevokedCertificates] = None  # by the lists of the last reload
-        self.on_reloaded: Optional[Callable[[], Awaitable[None]]] = None  # awaited after the certificates were read again
+        self._revoked: RevokedCertificates | None = None  # by the lists of the last reload
+        self.on_reloaded: Callable[[], Awaitable[None]] | None = None  # awaited after the certificates were read again
         listener_policy.refuses_certificate = self._refuses_certificate if secure else None
         self.admission = LocalAdmission(
             listener.address,
@@ -131,7 +132,7 @@ class OpenListener:
         except OSError as error:
             raise OSError(f"cannot serve {self.listener.address}: {error.strerror or error}") from None
 
-    async def reload(self) -> List[str]:
+    async def reload(self) -> list[str]:
         """Read the certificates again and disconnect the clients whose certificates are revoked now.
 
         If a file is invalid, those in use stay, and the problem is returned.
@@ -157,7 +158,7 @@ class OpenListener:
             self.refresh_problem = problem
         self._log_expiry(self._context.revocations)
 
-    async def _reload(self) -> Optional[str]:
+    async def _reload(self) -> str | None:
         """Returns the problem if a file is invalid."""
         loop = asyncio.get_running_loop()
         try:
@@ -181,7 +182,7 @@ class OpenListener:
         return None
 
     def _log_expiry(self, revocations: RevocationLists) -> None:
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         problem = revocations.problem(now)
         expires = revocations.expires
         level, event = logging.ERROR, "crl_not_valid"
@@ -195,12 +196,12 @@ class OpenListener:
             log.log(level, "event=%s listener=%s reason=%s", event, self.listener.address, problem)
 
     @property
-    def context(self) -> Optional[ListenerContext]:
+    def context(self) -> ListenerContext | None:
         """The one for new connections; None without TLS."""
         return self._context
 
     @property
-    def revocations(self) -> Optional[RevocationLists]:
+    def revocations(self) -> RevocationLists | None:
         return None if self._context is None else self._context.revocations
 
     async def _disconnect_revoked(self) -> None:
@@ -218,14 +219,14 @@ class OpenListener:
         """Whether the lists of the last reload revoke the client's certificate."""
         return self._revoked is not None and self._revoked.include(ssl_object)
 
-    def _read_context(self) -> Optional[ListenerContext]:
+    def _read_context(self) -> ListenerContext | None:
         crlfile = self.listener.crlfile
         version = None if crlfile is None else file_version(crlfile)
         context = server_context(self.listener)
         self._crl_version = version
         return context
 
-    def _refuses_certificate(self, transport: Any) -> Optional[str]:
+    def _refuses_certificate(self, transport: Any) -> str | None:
         """Why a client is refused although its TLS handshake succeeded, None if it is not."""
         ssl_object = transport.get_extra_info("ssl_object")
         context = self._context
@@ -235,7 +236,7 @@ class OpenListener:
         if ssl_object.context is not context and self._is_revoked(ssl_object):
             # The handshake was before a reload, and `_disconnect_revoked` did not see the connection.
             return "the certificate was revoked"
-        return context.refusal(ssl_object, datetime.now(timezone.utc))
+        return context.refusal(ssl_object, datetime.now(UTC))
 
     def describe(self) -> dict[str, Any]:
         """Type, address, ports, and how many connections have sent CONNECT."""
@@ -254,7 +255,7 @@ class OpenListener:
             acceptor.timeout = self.listener_policy.terms.connect_timeout
 
     @property
-    def sockets_bound(self) -> List[ListeningSocket]:
+    def sockets_bound(self) -> list[ListeningSocket]:
         """The listening sockets that a broker has bound, this one or one before a restart."""
         return [one for one in self._sockets if one.name == OWN]
 
@@ -262,7 +263,7 @@ class OpenListener:
         """Have `close` leave the file of a Unix socket, because others hold the socket."""
         self._inode = None
 
-    def release(self) -> List[ListeningSocket]:
+    def release(self) -> list[ListeningSocket]:
         """The listening sockets, which `close` then leaves open."""
         released, self._sockets = self._sockets, []
         self._inode = None
@@ -279,7 +280,7 @@ class OpenListener:
         if self._inode is not None:
             _remove_socket(self.listener.path, self._inode)
 
-    async def _serve(self, context: Optional[ssl.SSLContext]) -> None:
+    async def _serve(self, context: ssl.SSLContext | None) -> None:
         loop = asyncio.get_running_loop()
         start: Any = loop.create_unix_server if self.listener.type == "unix" else loop.create_server
         proxied = ProxiedSockets(self.listener.proxy_sources) if self.listener.proxy_protocol else None
@@ -305,7 +306,7 @@ class OpenListener:
         limit = self.listener_policy.check_address(peer, now)
         return REFUSALS[limit][1] if limit else ""
 
-    def _client(self, peer: Optional[ProxiedPeer] = None, _: Optional[Handshake] = None) -> Any:
+    def _client(self, peer: ProxiedPeer | None = None, _: Handshake | None = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire, receiver = self.new_wire(peer)
         if self._endpoint.websocket:
@@ -316,7 +317,7 @@ class OpenListener:
             receiver = WebSocket(wire, self.listener.origins, terms.max_packet_size, max_connect_size, receiver)
         return TlsClient(receiver, self._endpoint.websocket) if self._endpoint.secure else receiver
 
-    def new_wire(self, peer: Optional[ProxiedPeer]) -> Tuple[Wire, Any]:
+    def new_wire(self, peer: ProxiedPeer | None) -> tuple[Wire, Any]:
         """The wire of a new connection, and the receiver of its bytes: the wire, or a `PacketLog` in front of it."""
         wire = Wire(self._endpoint)
         if peer is not None:
@@ -336,7 +337,7 @@ class OpenListener:
         return self._endpoint.websocket
 
     @property
-    def descriptors(self) -> List[int]:
+    def descriptors(self) -> list[int]:
         """Those of the listening sockets."""
         return [sock.fileno() for sock, _ in self._sockets]
 
@@ -355,7 +356,7 @@ class OpenListener:
             (terms.networks.ipv4_prefix, terms.networks.ipv6_prefix),
         )
 
-    def context_of(self, version: int) -> Optional[ListenerContext]:
+    def context_of(self, version: int) -> ListenerContext | None:
         """The context of this version of the certificates; None if they were reloaded since."""
         return self._context if version == self._version else None
 
@@ -363,7 +364,7 @@ class OpenListener:
 # --- TCP --------------------------------------------------------------------
 
 
-async def tcp_sockets(host: str, port: int, passed: PassedSockets) -> List[ListeningSocket]:
+async def tcp_sockets(host: str, port: int, passed: PassedSockets) -> list[ListeningSocket]:
     """A bound socket for each address of the host, all with the same port."""
     if host in _EVERYWHERE:
         found = passed.take_everywhere(port)
@@ -388,10 +389,10 @@ async def tcp_sockets(host: str, port: int, passed: PassedSockets) -> List[Liste
     raise OSError("no free port that all its addresses have in common")
 
 
-def _bind_all(addresses: List[Any], port: int, passed: PassedSockets) -> List[ListeningSocket]:
+def _bind_all(addresses: list[Any], port: int, passed: PassedSockets) -> list[ListeningSocket]:
     """A bound socket for each of the addresses that this machine has; OSError if it has none of them."""
-    sockets: List[ListeningSocket] = []
-    missing: Optional[OSError] = None
+    sockets: list[ListeningSocket] = []
+    missing: OSError | None = None
     try:
         for family, address in addresses:
             full_address = (address[0], port, *address[2:])
@@ -460,7 +461,7 @@ def _is_in_use(path: Path) -> bool:
         return probe.connect_ex(str(path)) != errno.ECONNREFUSED
 
 
-def _remove_socket(path: Optional[Path], inode: Tuple[int, int]) -> None:
+def _remove_socket(path: Path | None, inode: tuple[int, int]) -> None:
     """Remove the socket's file unless another process has replaced it."""
     try:
         if path is not None:

@@ -8,7 +8,7 @@ itself if there is none.
 
 from __future__ import annotations
 
-from typing import Any, Dict
+from typing import Any
 
 from sessions.counters import Counters
 
@@ -21,7 +21,7 @@ class OpenSockets:
         self.max_evictable = max_evictable
         self.counters = counters
         self.count = 0
-        self._evictable: Dict[Any, bool] = {}  # oldest first
+        self._evictable: dict[Any, bool] = {}  # oldest first
 
     def add(self, member: Any) -> bool:
         """Count an accepted socket as evictable; false if there is no room, and the caller has to close it."""

@@ -7,7 +7,7 @@ other connections have none. Lines hold no payloads, passwords and properties.
 from __future__ import annotations
 
 import logging
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mqttbroker.net.left_client import unread
 from mqttbroker.net.wire import Wire
@@ -43,9 +43,9 @@ class PacketScanner:
         self._skip = 0  # bytes of a described packet that have not arrived yet
         self._lost = False  # no packet begins where one should
 
-    def feed(self, data: bytes) -> List[Packet]:
+    def feed(self, data: bytes) -> list[Packet]:
         """The packets whose descriptions end in ``data``."""
-        found: List[Packet] = []
+        found: list[Packet] = []
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         data = self._pending + data[skipped:]
@@ -96,7 +96,7 @@ class PacketScanner:
                 if byte < 128 or shift > 21:
                     break
             position += properties
-        filters: List[str] = []
+        filters: list[str] = []
         qos = 0
         while position + 2 <= len(packet):
             end = position + 2 + int.from_bytes(packet[position : position + 2], "big")
@@ -131,8 +131,8 @@ class PacketLog:
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
         self._transport: Any = None
-        self._received: Optional[PacketScanner] = PacketScanner()
-        self._sent: Optional[PacketScanner] = PacketScanner()
+        self._received: PacketScanner | None = PacketScanner()
+        self._sent: PacketScanner | None = PacketScanner()
 
     # -- the transport's protocol --------------------------------------------
 
@@ -173,7 +173,7 @@ class PacketLog:
         self._log_sent(data)
         self._transport.write(data)
 
-    def writelines(self, parts: List[bytes]) -> None:
+    def writelines(self, parts: list[bytes]) -> None:
         for part in parts:
             self._log_sent(part)
         self._transport.writelines(parts)
@@ -209,7 +209,7 @@ class PacketLog:
     def _log_sent(self, data: bytes) -> None:
         self._log(self._sent, "event=packet_sent client=%s address=%s type=%s packet_id=%d topic=%s qos=%d retain=%d size=%d", data)
 
-    def _log(self, scanner: Optional[PacketScanner], line: str, data: bytes) -> None:
+    def _log(self, scanner: PacketScanner | None, line: str, data: bytes) -> None:
         if scanner is None:
             return
         if not log.isEnabledFor(logging.DEBUG):

@@ -11,9 +11,9 @@ import fcntl
 import os
 import socket
 import stat
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Sequence
+from typing import Any, NamedTuple
 
 OWN = "bound-by-mqttbroker"
 FIRST = 3  # the number of the first descriptor that is passed
@@ -55,7 +55,7 @@ class PassedSockets:
     def __len__(self) -> int:
         return len(self._sockets)
 
-    def take(self, family: int, address: Any) -> Optional[ListeningSocket]:
+    def take(self, family: int, address: Any) -> ListeningSocket | None:
         """The socket that is bound to this address of an IPv4 or IPv6 socket."""
         for found in self._sockets:
             bound = found.sock.getsockname()
@@ -69,7 +69,7 @@ class PassedSockets:
         tcp = [found for found in self._sockets if found.sock.family in (socket.AF_INET, socket.AF_INET6)]
         return [self._taken(found) for found in tcp if found.sock.getsockname()[:2] in wanted]
 
-    def take_unix(self, path: Path) -> Optional[ListeningSocket]:
+    def take_unix(self, path: Path) -> ListeningSocket | None:
         """The socket of this file, if the file is still there."""
         for found in self._sockets:
             if found.sock.family == socket.AF_UNIX and found.sock.getsockname() == str(path) and path.is_socket():

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import struct
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Final, Union
+from typing import Final
 
 SEGMENT: Final = 60_000  # bytes of MQTT in one segment
 _PORT: Final = 1883
 _RAW_IP: Final = 101
 _PUSH_ACK: Final = 0x18
 _TCP_HEADER: Final = 20
-_Address = Union[IPv4Address, IPv6Address]
+_Address = IPv4Address | IPv6Address
 
 FILE_HEADER: Final = struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 262_144, _RAW_IP)
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from typing import Any, NamedTuple, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 from mqttbroker.core.access.policy import is_loopback
 from mqttbroker.net.proxy_protocol import MAX_HEADER, ProxyHeader, ProxyHeaderError
@@ -21,7 +22,7 @@ class ProxiedPeer(NamedTuple):
 
     address: str
     remote: bool
-    common_name: Optional[str]
+    common_name: str | None
 
 
 class ProxiedSockets:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from typing import Final, Optional, Union
+from typing import Final
 
 MAX_LINE: Final = 107  # bytes of a version 1 header
 MAX_BLOCK: Final = 4096  # bytes of a version 2 header after its first 16
@@ -39,8 +39,8 @@ class ProxyHeader:
 
     def __init__(self) -> None:
         self.complete = False
-        self.source: Optional[str] = None
-        self.common_name: Optional[str] = None
+        self.source: str | None = None
+        self.common_name: str | None = None
         self._received = b""
 
     def feed(self, data: bytes) -> int:
@@ -80,7 +80,7 @@ def _end(data: bytes) -> int:
     return 16 + size
 
 
-def _source_of_line(line: bytes) -> Optional[str]:
+def _source_of_line(line: bytes) -> str | None:
     """The client's address in a version 1 header."""
     fields = line[:-2].split(b" ")
     if fields[1] == b"UNKNOWN":
@@ -103,7 +103,7 @@ def _source_of_line(line: bytes) -> Optional[str]:
     return _text(addresses[0], int(fields[4]))
 
 
-def _source_of_block(block: bytes) -> Optional[str]:
+def _source_of_block(block: bytes) -> str | None:
     """The client's address in a version 2 header."""
     if block[12] == _LOCAL:
         return None
@@ -118,7 +118,7 @@ def _source_of_block(block: bytes) -> Optional[str]:
     return _text(ipaddress.ip_address(block[16 : 16 + size]), int.from_bytes(block[port : port + 2], "big"))
 
 
-def _common_name(block: bytes) -> Optional[str]:
+def _common_name(block: bytes) -> str | None:
     """The common name of a verified certificate in the fields of a version 2 header; None if they are malformed."""
     size = _ADDRESS_SIZES.get(block[13])
     if block[12] == _LOCAL or not size:
@@ -133,7 +133,7 @@ def _common_name(block: bytes) -> Optional[str]:
         return None
 
 
-def _field(fields: bytes, kind: int) -> Optional[bytes]:
+def _field(fields: bytes, kind: int) -> bytes | None:
     """The value of the first type-length-value field of this type."""
     position = 0
     while position + 3 <= len(fields):
@@ -144,6 +144,6 @@ def _field(fields: bytes, kind: int) -> Optional[bytes]:
     return None
 
 
-def _text(address: Union[ipaddress.IPv4Address, ipaddress.IPv6Address], port: int) -> str:
+def _text(address: ipaddress.IPv4Address | ipaddress.IPv6Address, port: int) -> str:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return f"{mapped or address}:{port}"

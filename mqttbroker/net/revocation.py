@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 import ssl
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Optional, Sequence
+from typing import Any
 
 from cryptography import x509
 from cryptography.exceptions import InvalidSignature
@@ -41,10 +42,10 @@ class RevocationLists:
         # Whether certificates of authorities are checked, too, and not only those of clients.
         self.whole_chain = bool(roots) and all(root.subject.public_bytes() in self._newest for root in roots)
         expiries = [one.next_update_utc for one in self._newest.values() if one.next_update_utc is not None]
-        self.expires: Optional[datetime] = min(expiries, default=None)
+        self.expires: datetime | None = min(expiries, default=None)
         self.starts: datetime = max(one.last_update_utc for one in self._newest.values())
 
-    def problem(self, now: datetime) -> Optional[str]:
+    def problem(self, now: datetime) -> str | None:
         """Why no client certificate is accepted now, None if they are."""
         if self.starts > now:
             return f"crlfile {self._path}: not valid before {self.starts:%Y-%m-%dT%H:%M:%SZ}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ssl
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Union
+from typing import TYPE_CHECKING, Any
 
 from mqttbroker.config.settings import Http, Listener
 from mqttbroker.net.tls_alert import AlertContext
@@ -32,10 +32,10 @@ class ListenerContext(AlertContext):
     ``certificate_expires`` is when the first certificate of ``certfile`` expires; None = unknown.
     """
 
-    revocations: Optional[RevocationLists] = None
-    certificate_expires: Optional[datetime] = None
+    revocations: RevocationLists | None = None
+    certificate_expires: datetime | None = None
 
-    def refusal(self, ssl_object: Any, now: datetime) -> Optional[str]:
+    def refusal(self, ssl_object: Any, now: datetime) -> str | None:
         """Why a connection is refused although its handshake succeeded, None if it is not.
 
         OpenSSL verifies no certificate if the client resumes an earlier session.
@@ -52,7 +52,7 @@ class FileProblem(OSError):
     """A file that the settings name cannot be used; the text has the key, the file and the reason."""
 
 
-def server_context(listener: Listener) -> Optional[ListenerContext]:
+def server_context(listener: Listener) -> ListenerContext | None:
     """The context of a listener, None without TLS.  Raises FileProblem."""
     if listener.type not in _ALPN:
         return None
@@ -63,7 +63,7 @@ def server_context(listener: Listener) -> Optional[ListenerContext]:
     return context
 
 
-def http_context(http: Http) -> Optional[ListenerContext]:
+def http_context(http: Http) -> ListenerContext | None:
     """The context of the HTTP server, None without TLS.  Raises FileProblem."""
     if http.certfile is None or http.keyfile is None:
         return None
@@ -73,7 +73,7 @@ def http_context(http: Http) -> Optional[ListenerContext]:
     return context
 
 
-def _verify_clients(context: ListenerContext, settings: Union[Listener, Http]) -> None:
+def _verify_clients(context: ListenerContext, settings: Listener | Http) -> None:
     """Have client certificates verified as the settings say."""
     context.verify_mode = _MODES[settings.client_certificate]
     if context.verify_mode != ssl.CERT_NONE:
@@ -99,7 +99,7 @@ def _prepare(context: ListenerContext, certfile: Path, keyfile: Path, oldest: st
     context.certificate_expires = _expiry(certfile)
 
 
-def _expiry(certfile: Path) -> Optional[datetime]:
+def _expiry(certfile: Path) -> datetime | None:
     """When the first certificate of a chain expires; None if only OpenSSL can read one of them."""
     from cryptography import x509  # 8 MB, which a broker without TLS does not need
 

@@ -11,7 +11,7 @@ import socket
 import ssl
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Optional
+from typing import Any
 
 
 class Alert:
@@ -20,8 +20,8 @@ class Alert:
 
     def __init__(self, sock: socket.socket) -> None:
         self._data = b""
-        self._handshaking: Optional[socket.socket] = sock
-        self._copy: Optional[socket.socket] = None  # the event loop closes the socket itself
+        self._handshaking: socket.socket | None = sock
+        self._copy: socket.socket | None = None  # the event loop closes the socket itself
         _CURRENT.set(self)
 
     def failed(self, data: bytes) -> None:
@@ -57,7 +57,7 @@ class Alert:
                     pass
 
 
-_CURRENT: ContextVar[Optional[Alert]] = ContextVar("alert", default=None)
+_CURRENT: ContextVar[Alert | None] = ContextVar("alert", default=None)
 
 
 class _AlertObject(ssl.SSLObject):

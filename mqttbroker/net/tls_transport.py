@@ -11,7 +11,7 @@ import asyncio
 import os
 import socket
 import ssl
-from typing import Any, Final, List, Optional
+from typing import Any, Final
 
 from mypy_extensions import i64
 
@@ -74,7 +74,7 @@ def last_frame(data: bytes) -> i64:
     return last if position == size else 0
 
 
-def _second(descriptor: int) -> Optional[socket.socket]:
+def _second(descriptor: int) -> socket.socket | None:
     try:
         sock = socket.socket(fileno=os.dup(descriptor))
     except OSError:  # no descriptor is left
@@ -111,7 +111,7 @@ class TlsTransport:
         self._frames = frames
         self._reading = True
         self._timed = False  # `_timed_out` will be called
-        self._second: Optional[socket.socket] = None  # the socket again, which asyncio closes before it tells
+        self._second: socket.socket | None = None  # the socket again, which asyncio closes before it tells
 
     def write(self, data: bytes) -> None:
         start = self._last(data)
@@ -120,7 +120,7 @@ class TlsTransport:
         else:
             self._transport.write(data)
 
-    def writelines(self, parts: List[Any]) -> None:
+    def writelines(self, parts: list[Any]) -> None:
         if parts and isinstance(parts[-1], bytes):
             data: bytes = parts[-1]
             start = self._last(data)
@@ -140,7 +140,7 @@ class TlsTransport:
                 _give(layer, read_rest(second.fileno(), limit))
             _close(second)
         tls = self._transport.get_extra_info("ssl_object")
-        pieces: List[bytes] = []
+        pieces: list[bytes] = []
         size = 0
         try:
             while size < limit:

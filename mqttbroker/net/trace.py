@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ipaddress import ip_network
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from mqttbroker.codec import packets
 from mqttbroker.codec.properties import decode_properties
@@ -67,9 +67,9 @@ class PacketSplitter:
         self._skip = 0  # bytes of the last packet that have not arrived
         self._lost = False  # a packet is malformed, so the beginning of the next one is unknown
 
-    def feed(self, data: bytes) -> List[tuple[bytes, int]]:
+    def feed(self, data: bytes) -> list[tuple[bytes, int]]:
         """Take bytes; returns the first `KEPT` bytes and the size of each packet of which these bytes are there now."""
-        found: List[tuple[bytes, int]] = []
+        found: list[tuple[bytes, int]] = []
         skipped = min(self._skip, len(data))
         self._skip -= skipped
         data = self._pending + data[skipped:]
@@ -93,7 +93,7 @@ class _Direction:
 
     def __init__(self) -> None:
         self.splitter = PacketSplitter()
-        self.aliases: Dict[int, str] = {}
+        self.aliases: dict[int, str] = {}
 
     def topic_and_payload(self, head: bytes, version: int) -> tuple[str, int]:
         """The topic of a PUBLISH, and where its payload begins."""
@@ -142,7 +142,7 @@ class Tap:
         self._feed(self._sent, bytes(data), False)
         self.transport.write(data)
 
-    def writelines(self, parts: List[bytes]) -> None:
+    def writelines(self, parts: list[bytes]) -> None:
         for part in parts:
             self._feed(self._sent, bytes(part), False)
         self.transport.writelines(parts)
@@ -213,8 +213,8 @@ class Tracer:
     def __init__(self, broker: Broker, scheduler: FlushScheduler) -> None:
         self._broker = broker
         self._scheduler = scheduler
-        self._trace: Optional[Trace] = None
-        self._taps: Dict[Wire, Tap] = {}
+        self._trace: Trace | None = None
+        self._taps: dict[Wire, Tap] = {}
         self._sweep_at = SWEPT  # taps at which those of closed connections are forgotten
 
     @property
@@ -235,7 +235,7 @@ class Tracer:
         if self._trace is not None:
             self._taps[wire] = Tap(self._trace, wire)
 
-    def _tap(self, trace: Trace, left: List[Any]) -> None:
+    def _tap(self, trace: Trace, left: list[Any]) -> None:
         """Tap connections between two packets; look again at the others."""
         if self._trace is not trace:
             return

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from http import HTTPStatus
-from typing import Any, List, Optional, Protocol, Sequence, cast
+from typing import Any, Protocol, cast
 
 from websockets.exceptions import InvalidMessage
 from websockets.frames import CloseCode, Frame, Opcode
@@ -97,7 +98,7 @@ class WebSocket:
         # Until CONNECT is accepted an unknown client may send no more than a CONNECT.
         self._reader = FrameReader(min(largest, max_connect_size + FRAME_HEADROOM), apply_mask, _SHORT)
         self._frames = PacketFrames()
-        self._request: Optional[bytes] = b""  # the HTTP request so far; None once it was answered
+        self._request: bytes | None = b""  # the HTTP request so far; None once it was answered
         self._receiving = True  # received payload goes to the owner
         self._paused_by_owner = False
         self._reading_on = False  # frames of an earlier read wait for the next iteration of the loop
@@ -105,9 +106,9 @@ class WebSocket:
         self._ending = False  # the frames that end the WebSocket follow the owner's last packets
         self._lost = False
         self._counted = 0  # bytes of an incomplete frame that the packet reader counts
-        self._pong: List[bytes] = []  # the answer to the last ping that came while congested
+        self._pong: list[bytes] = []  # the answer to the last ping that came while congested
         self._close_code = CloseCode.NORMAL_CLOSURE
-        self._timer: Optional[asyncio.TimerHandle] = None
+        self._timer: asyncio.TimerHandle | None = None
 
     # -- the socket's protocol -----------------------------------------------
 
@@ -204,7 +205,7 @@ class WebSocket:
         if self._library.state is State.OPEN or self._ending:
             self._transport.write(self._frames.frame_short(data))
 
-    def writelines(self, parts: List[bytes]) -> None:
+    def writelines(self, parts: list[bytes]) -> None:
         if self._library.state is State.OPEN or self._ending:
             self._transport.writelines(self._frames.frame(parts))
 

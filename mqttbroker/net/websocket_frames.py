@@ -7,7 +7,8 @@ the library, 0.04 µs here, compiled; a message over TCP costs 0.2 to 0.5 µs in
 
 from __future__ import annotations
 
-from typing import Any, Callable, Final, List, Optional
+from collections.abc import Callable
+from typing import Any, Final
 
 from librt.strings import BytesWriter, read_i64_le, write_i64_le
 from mypy_extensions import i64, u8
@@ -32,7 +33,7 @@ class FrameReader:
 
     def __init__(self, largest: int, unmask: Callable[[bytes, bytes], bytes], short: int) -> None:
         self.largest = largest
-        self.ping: Optional[bytes] = None  # payload of the last ping; only that one needs an answer (section 5.5.3)
+        self.ping: bytes | None = None  # payload of the last ping; only that one needs an answer (section 5.5.3)
         self._discarding = False  # read nothing but a close frame
         self.too_long = False  # the frame that was returned is longer than `largest`
         self._unmask = unmask
@@ -41,7 +42,7 @@ class FrameReader:
         self._payload = BytesWriter()
         self._data = b""
         self._position = 0
-        self._chunks: List[bytes] = []  # an incomplete frame
+        self._chunks: list[bytes] = []  # an incomplete frame
         self._waiting = 0  # bytes in the chunks
         self._needed = 2  # bytes that must have arrived before they are parsed again
         self._skip = 0  # bytes that are still to come of a frame that is discarded
@@ -190,7 +191,7 @@ def _unmask_words(data: bytes, begin: int, stop: int, out: BytesWriter) -> None:
         position += 1
 
 
-_SHORT_HEADERS: Final[List[bytes]] = [bytes((_BINARY, size)) for size in range(126)]
+_SHORT_HEADERS: Final[list[bytes]] = [bytes((_BINARY, size)) for size in range(126)]
 
 
 def binary_header(size: int) -> bytes:
@@ -235,12 +236,12 @@ class PacketFrames:
                 return out.getvalue()
         return b"".join(self.frame([data]))
 
-    def frame(self, parts: List[Any]) -> List[Any]:
+    def frame(self, parts: list[Any]) -> list[Any]:
         """Frames of packets in ``parts``, bytes or memoryviews.
 
         A packet that does not end here continues in the next call, in another message.
         """
-        framed: List[Any] = []
+        framed: list[Any] = []
         available: i64 = 0
         for part in parts:
             available += len(part)

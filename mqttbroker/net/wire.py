@@ -12,15 +12,16 @@ import logging
 import select
 import time
 from collections import deque
-from typing import Any, Callable, Deque, Final, List, Optional
+from collections.abc import Callable
+from typing import Any, Final
 
 from mypy_extensions import i64
 
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.connection import AWAIT_CONNECT, CLOSED, CONNECTED, CONNECTING, Connection
-from mqttbroker.core.terms.deadline import STOPPED
 from mqttbroker.core.packets.packet_reader import PacketReader
 from mqttbroker.core.packets.protocol import Protocol
+from mqttbroker.core.terms.deadline import STOPPED
 from mqttbroker.core.terms.rates import Throttle
 from mqttbroker.net.left_client import LEFT_BYTES, LeftClient, is_drained, last_bytes, unread
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -82,27 +83,27 @@ class FlushScheduler:
         self.eager = eager
         self.on_stored: Any = None  # called at the end of `store_answered`
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
-        self._partly_written: List[Connection] = []  # in this flush
-        self._left_over: List[Connection] = []  # connections with long outboxes, or for which there was no time
+        self._partly_written: list[Connection] = []  # in this flush
+        self._left_over: list[Connection] = []  # connections with long outboxes, or for which there was no time
         # Those to be written before clients that send much, or to a crowd, are read again.
         self._round: i64 = 0  # end of the round in `_left_over`
         self._written: i64 = 0  # how many of them are done
         self._flushes = 0  # that this round has taken
         self._gathering = 0  # flushes that leave them as they are
         self._gathered_until = 0  # `Counters.publish_packet_bytes_sent`
-        self._to_resume: Deque[Wire] = deque()  # wires that continue to read
-        self._loud: Deque[Wire] = deque()  # the same, of clients that send much; in turn
+        self._to_resume: deque[Wire] = deque()  # wires that continue to read
+        self._loud: deque[Wire] = deque()  # the same, of clients that send much; in turn
         self._published: i64 = 0  # messages received before `_step_streams` was called last
         self._idle: i64 = 0  # calls of it since a message was received
-        self._links: List[Any] = []  # `Link`s that have something to write
+        self._links: list[Any] = []  # `Link`s that have something to write
         self._flushing = False  # `_links` are written at the end of this iteration
         self._write_refused = False  # by the journal, which was held
         self._scheduled = False
         self._monitoring = False
         self._ticked = 0.0  # when `tick` was called last
-        self.on_opened: Optional[Callable[[Wire], None]] = None  # called with each new wire
+        self.on_opened: Callable[[Wire], None] | None = None  # called with each new wire
         self.sample_wanted = False  # time the next work
-        self.on_sample: Optional[Callable[[float], None]] = None  # called with the seconds that it took
+        self.on_sample: Callable[[float], None] | None = None  # called with the seconds that it took
         self._sample_from = -1.0  # monotonic time; negative if nothing is timed
         broker.outbound.on_flush_needed = self.schedule
         broker.context.backpressure_monitor.wake = self._monitor_backpressure
@@ -294,7 +295,7 @@ class FlushScheduler:
 
     def _flush_connection(self, connection: Connection) -> None:
         connection.flush_requested = False
-        wire: Optional[Wire] = connection.wire
+        wire: Wire | None = connection.wire
         if wire is None:
             return
         try:
@@ -340,7 +341,7 @@ class FlushScheduler:
         if self.on_stored is not None:
             self.on_stored()
 
-    def read_done(self, queries: List[EntryQuery], pages: List[Page]) -> None:
+    def read_done(self, queries: list[EntryQuery], pages: list[Page]) -> None:
         """`Commits.read_done`; called on the loop's thread."""
         self.update_clock()
         self.broker.commits.read_done(queries, pages)
@@ -413,7 +414,7 @@ class Wire:
         self.traced = False  # `transport` is a `Tap`
         self._has_crowd = False  # many clients receive what it publishes
         self.proxied_address = ""  # the client's, as a proxy told it; "" = the socket's
-        self.proxied_common_name: Optional[str] = None  # of the client's certificate, as a proxy told it
+        self.proxied_common_name: str | None = None  # of the client's certificate, as a proxy told it
         self.refusal = ""  # the limit because of which the CONNECT is refused
         self.counted_address = ""  # in `ListenerPolicy.addresses`
         self.left = ""  # why nothing more will be received, while not everything is handled

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import Any, Callable, Dict, Optional, Sequence, Union
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from mqttbroker.net.link import Link, LinkTransport
 from mqttbroker.net.link_frames import (
@@ -39,7 +40,7 @@ log = logging.getLogger("mqttbroker.network")
 class LinkedTls:
     """The TLS connection of a worker's client, with the methods of an `ssl.SSLObject` that the broker uses."""
 
-    def __init__(self, secured: Secured, context: Optional[ListenerContext]) -> None:
+    def __init__(self, secured: Secured, context: ListenerContext | None) -> None:
         self.context = context
         self.session_reused = secured.session_reused
         self._secured = secured
@@ -57,7 +58,7 @@ class LinkedHandshake:
     def __init__(self, link: Link, number: int, listener: OpenListener) -> None:
         self.limited = False
         self.listener = listener
-        self.opened: Optional[Opened] = None
+        self.opened: Opened | None = None
         self._link = link
         self._number = number
 
@@ -185,13 +186,13 @@ class WorkerClients:
         if handshake is not None:
             admission.handshake_failed(handshake, failed.address, failed.reason)
 
-    def _end_handshake(self, number: int) -> Optional[LinkedHandshake]:
+    def _end_handshake(self, number: int) -> LinkedHandshake | None:
         handshake = self._handshakes.pop(number, None)
         if handshake is not None:
             handshake.listener.admission.end(handshake)
         return handshake
 
-    def _connect(self, number: int, listener: OpenListener, opened: Union[Opened, Joined], tls: Optional[LinkedTls]) -> None:
+    def _connect(self, number: int, listener: OpenListener, opened: Opened | Joined, tls: LinkedTls | None) -> None:
         peer = ProxiedPeer(opened.address, opened.remote, opened.common_name) if opened.proxied else None
         wire, receiver = listener.new_wire(peer)
         transport = LinkTransport(self.link, number, wire, opened.address, tls, listener.websocket)
@@ -214,7 +215,7 @@ class JoinedClients(WorkerClients):
         scheduler: FlushScheduler,
         node: str,
         max_clients: int,
-        links: Dict[Link, bool],
+        links: dict[Link, bool],
         accepts: Callable[[], bool],
     ) -> None:
         super().__init__(0, listeners, scheduler, _ignore, self._ended, max_clients)

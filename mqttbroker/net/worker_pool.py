@@ -12,9 +12,9 @@ import resource
 import socket
 import sys
 from collections import deque
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
-from typing import Any, Callable, Optional, Sequence
+from typing import Any
 
 from mqttbroker.config.settings import Log
 from mqttbroker.defects import keep_running, report_defect
@@ -60,10 +60,10 @@ class Worker:
         self.listens = False
         self.holds = NOTHING  # in a cluster
         self._linked = False  # the link is open
-        self.clients: Optional[WorkerClients] = None
-        self.process: Optional[asyncio.subprocess.Process] = None
+        self.clients: WorkerClients | None = None
+        self.process: asyncio.subprocess.Process | None = None
         self._pool = pool
-        self._answer: Optional[asyncio.Future[list[str]]] = None
+        self._answer: asyncio.Future[list[str]] | None = None
         self._ends: deque[float] = deque()
         self._silent_pings = 0  # intervals since a PING that is not answered yet was sent
 
@@ -229,10 +229,10 @@ class WorkerPool:
         log_settings: Callable[[], Log],
         timeout: Callable[[], float],
         fail: Callable[[str], None],
-        front: Optional[Callable[[], FrontSetup]] = None,
+        front: Callable[[], FrontSetup] | None = None,
     ) -> None:
         self._front = front
-        self.directory: Optional[Directory] = None
+        self.directory: Directory | None = None
         self.listeners = listeners
         self.scheduler = scheduler
         self.workers = [Worker(number, self) for number in range(1, count + 1)]

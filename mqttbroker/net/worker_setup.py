@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Callable, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mqttbroker.config.settings import Listener, Log
 from mqttbroker.net.link_address import LinkAddress
@@ -89,7 +90,7 @@ class FrontSetup(NamedTuple):
     """
 
     hello: dict[str, Any]
-    link_files: tuple[Optional[Path], Optional[Path], Optional[Path]]
+    link_files: tuple[Path | None, Path | None, Path | None]
     host: str
     port: int
     patience: float
@@ -124,7 +125,7 @@ class WorkerSetup(NamedTuple):
 
     listeners: tuple[ListenerSetup, ...]
     log: Log
-    front: Optional[FrontSetup] = None
+    front: FrontSetup | None = None
 
     def encode(self) -> bytes:
         import pickle  # 0.3 MB that a broker without workers need not
@@ -146,7 +147,7 @@ class Opened(NamedTuple):
     address: str
     proxied: bool = False
     remote: bool = False
-    common_name: Optional[str] = None
+    common_name: str | None = None
 
     def encode(self) -> bytes:
         return json.dumps(self).encode()
@@ -162,9 +163,9 @@ class Secured(NamedTuple):
 
     version: int
     session_reused: bool
-    certificate: Optional[dict[str, Any]]
+    certificate: dict[str, Any] | None
     chain: tuple[bytes, ...]
-    der: Optional[bytes]
+    der: bytes | None
 
     @staticmethod
     def of(ssl_object: Any, version: int) -> Secured:
@@ -210,8 +211,8 @@ class Joined(NamedTuple):
     address: str
     proxied: bool
     remote: bool
-    common_name: Optional[str]
-    secured: Optional[Secured]
+    common_name: str | None
+    secured: Secured | None
 
     def encode(self) -> bytes:
         secured = None if self.secured is None else self.secured.values()

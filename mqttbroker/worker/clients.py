@@ -7,7 +7,7 @@ read while `WINDOW` bytes of it wait for the broker, or while the link itself ta
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, Deque, Dict, Final
+from typing import Any, Final
 
 from mypy_extensions import i64
 
@@ -184,9 +184,9 @@ class WorkerLink(FrameHandler):
     """
 
     def __init__(self, loop: Any, control: Any, on_lost: Any) -> None:
-        self.clients: Dict[int, LinkedClient] = {}
+        self.clients: dict[int, LinkedClient] = {}
         self.congested = False
-        self.waiting: Deque[LinkedClient] = deque()  # those that are not read because the link takes nothing
+        self.waiting: deque[LinkedClient] = deque()  # those that are not read because the link takes nothing
         self._loop = loop
         self._control = control
         self._on_lost = on_lost

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any, Awaitable, Callable, Dict, List, Optional, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
 
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.net.link_address import LinkAddress
@@ -41,16 +42,16 @@ class CoreLink:
 
     def __init__(self, shard: int, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], links: CoreLinks) -> None:
         self.shard = shard
-        self.link: Optional[WorkerLink] = None  # an open one
-        self.waiting: Dict[Placed, bool] = {}
-        self.address: Optional[LinkAddress] = None  # of the owner; None if none is known
-        self._linked: Optional[LinkAddress] = None  # where `link` goes to
+        self.link: WorkerLink | None = None  # an open one
+        self.waiting: dict[Placed, bool] = {}
+        self.address: LinkAddress | None = None  # of the owner; None if none is known
+        self._linked: LinkAddress | None = None  # where `link` goes to
         self._loop = loop
         self._connect = connect
         self._links = links
-        self._opening: Optional[asyncio.Task[None]] = None
+        self._opening: asyncio.Task[None] | None = None
 
-    def move(self, address: Optional[LinkAddress]) -> None:
+    def move(self, address: LinkAddress | None) -> None:
         """The shard has this owner now. While none is known an open link stays: its core knows whether it still owns the
         shard."""
         self.address = address
@@ -113,13 +114,13 @@ class CoreLinks:
         self._connect = connect
         self._host = host
         self._port = port
-        self._shards: Optional[Shards] = None
-        self._cores: List[CoreLink] = []
-        self._unplaced: Dict[Placed, bool] = {}  # before the first directory
-        self._for_any: Dict[Placed, bool] = {}  # those for any core, while no link is open
+        self._shards: Shards | None = None
+        self._cores: list[CoreLink] = []
+        self._unplaced: dict[Placed, bool] = {}  # before the first directory
+        self._for_any: dict[Placed, bool] = {}  # those for any core, while no link is open
         self._next = 0  # the core that `_any` looks at first
-        self._open: Dict[WorkerLink, bool] = {}  # those that are not lost
-        self._lost: Dict[WorkerLink, bool] = {}  # those whose clients' sockets are being closed
+        self._open: dict[WorkerLink, bool] = {}  # those that are not lost
+        self._lost: dict[WorkerLink, bool] = {}  # those whose clients' sockets are being closed
 
     @property
     def clients(self) -> int:
@@ -172,12 +173,12 @@ class CoreLinks:
         if self._cores and self._shards is not None and client.client_id:
             self._cores[self._shards.of_text(client.client_id)].waiting.pop(client, None)
 
-    def _candidates(self) -> List[CoreLink]:
+    def _candidates(self) -> list[CoreLink]:
         """The cores of this node; all with a known address if there are none."""
         known = [core for core in self._cores if core.address is not None]
         return [core for core in known if core.address and core.address[:2] == (self._host, self._port + 1 + core.shard)] or known
 
-    def _any(self) -> Optional[WorkerLink]:
+    def _any(self) -> WorkerLink | None:
         """The open link of one core or another; None if none is open."""
         candidates = [core for core in self._candidates() if core.link is not None]
         if not candidates:

@@ -5,7 +5,7 @@ A packet that is no valid CONNECT is for any core: each answers it as a broker d
 
 from __future__ import annotations
 
-from typing import Optional, cast
+from typing import cast
 
 from mqttbroker.codec.packets import Connect, decode_body
 from mqttbroker.codec.reason_codes import CONNECT, MQTTError
@@ -22,7 +22,7 @@ class FirstPacket:
     """
 
     def __init__(self, max_connect_size: int) -> None:
-        self.connect: Optional[Connect] = None
+        self.connect: Connect | None = None
         self.alone = False
         self.data = b""  # everything received, once `add` has returned true
         self._max_connect_size = max_connect_size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any, Dict, Optional
+from typing import Any
 
 from mqttbroker.codec.packets import Connack
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, SERVER_UNAVAILABLE, to_v3_connack
@@ -43,10 +43,10 @@ class HeldClients:
         self._links = links
         self._max_sockets = max_sockets
         self.counters = Counters()
-        self.clients: Dict[HeldClient, bool] = {}
+        self.clients: dict[HeldClient, bool] = {}
         self._sockets = OpenSockets(sys.maxsize, setup.max_half_open, self.counters)
         self._bytes = 0
-        self._large: Dict[HeldClient, int] = {}  # counted bytes; the CONNECT that began first in front
+        self._large: dict[HeldClient, int] = {}  # counted bytes; the CONNECT that began first in front
         self._waiting = 0  # bytes
         self.reload(setup)
 
@@ -136,7 +136,7 @@ class HeldListener:
             address = self._networks.of(client.address) if setup.max_half_open_per_address else ""
             self.half_open.add(client, address, setup.max_half_open, setup.max_half_open_per_address)
 
-    def client(self, peer: Optional[ProxiedPeer]) -> Any:
+    def client(self, peer: ProxiedPeer | None) -> Any:
         """The protocol of a new connection."""
         setup = self.setup
         client = HeldClient(self, setup, peer)
@@ -144,7 +144,7 @@ class HeldListener:
             return WebSocket(client, setup.listener.origins, setup.max_packet_size, setup.max_connect_size)
         return client
 
-    def joined(self, client: HeldClient, setup: ListenerSetup, peer: Optional[ProxiedPeer], transport: Any) -> bytes:
+    def joined(self, client: HeldClient, setup: ListenerSetup, peer: ProxiedPeer | None, transport: Any) -> bytes:
         """The body of the frame JOINED."""
         proxied, remote, common_name = (False, False, None) if peer is None else (True, peer.remote, peer.common_name)
         ssl_object = transport.get_extra_info("ssl_object")
@@ -158,7 +158,7 @@ class HeldClient:
 
     accepted = False  # by a core
 
-    def __init__(self, listener: HeldListener, setup: ListenerSetup, peer: Optional[ProxiedPeer]) -> None:
+    def __init__(self, listener: HeldListener, setup: ListenerSetup, peer: ProxiedPeer | None) -> None:
         self.address = "" if peer is None else peer.address
         self._held = listener.held
         self._listener = listener

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from mqttbroker.net.acceptor import Acceptor, Handshake
 from mqttbroker.net.link_frames import BEGUN, CLOSED, FAILED, OPENED, SECURED
@@ -87,7 +87,7 @@ class LinkedListener:
         handshakes: dict[int, LinkedHandshake],
         index: int,
         setup: ListenerSetup,
-        held: Optional[HeldListener] = None,
+        held: HeldListener | None = None,
     ) -> None:
         self._held = held
         self._link = link
@@ -133,14 +133,14 @@ class LinkedListener:
         for acceptor in self._acceptors:
             acceptor.close()
 
-    def _client(self, peer: Optional[ProxiedPeer] = None, handshake: Optional[Handshake] = None) -> Any:
+    def _client(self, peer: ProxiedPeer | None = None, handshake: Handshake | None = None) -> Any:
         """The protocol of a new connection."""
         client = self._client_behind_tls(peer, handshake)
         if self._context is None:
             return client
         return TlsClient(client, self._setup.listener.type == "wss")
 
-    def _client_behind_tls(self, peer: Optional[ProxiedPeer], handshake: Optional[Handshake]) -> Any:
+    def _client_behind_tls(self, peer: ProxiedPeer | None, handshake: Handshake | None) -> Any:
         setup = self._setup
         if self._held is not None:
             return self._held.client(peer)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Coroutine
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 from setproctitle import setproctitle
@@ -48,8 +48,8 @@ class Worker:
         self._link = WorkerLink(self._loop, self._control, self._link_lost)
         self._listeners: list[LinkedListener] = []
         self._handshakes: dict[int, LinkedHandshake] = {}
-        self._front: Optional[Front] = None  # of a cluster's node
-        self._directory: Optional[Directory] = None  # the last one
+        self._front: Front | None = None  # of a cluster's node
+        self._directory: Directory | None = None  # the last one
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
 

@@ -7,7 +7,6 @@ only after its owner has nothing of it in flight: so messages of one partition a
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Dict, List, Optional
 
 from mypy_extensions import mypyc_attr
 
@@ -16,7 +15,7 @@ class GroupMember:
     """A member of a group, which is sent the messages of its partitions."""
 
     def __init__(self) -> None:
-        self.partitions: List[int] = []  # those that it owns, ascending
+        self.partitions: list[int] = []  # those that it owns, ascending
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -45,9 +44,9 @@ class Assignment:
     """
 
     def __init__(self, partitions: int, events: AssignmentEvents) -> None:
-        self.members: List[GroupMember] = []
-        self.owners: List[Optional[GroupMember]] = [None] * partitions
-        self.targets: List[Optional[GroupMember]] = [None] * partitions
+        self.members: list[GroupMember] = []
+        self.owners: list[GroupMember | None] = [None] * partitions
+        self.targets: list[GroupMember | None] = [None] * partitions
         self.generation = 0  # number of changes of the members
         self._events = events
 
@@ -87,8 +86,8 @@ class Assignment:
         if not members:
             return
         targets = self.targets
-        held: Dict[GroupMember, List[int]] = {member: [] for member in members}
-        unassigned: List[int] = []
+        held: dict[GroupMember, list[int]] = {member: [] for member in members}
+        unassigned: list[int] = []
         for partition, target in enumerate(targets):
             if target is None:
                 # A partition that its owner still has needs no move if the owner keeps it.

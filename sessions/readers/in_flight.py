@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final, Optional
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -17,15 +17,15 @@ class InFlightOwner:
     """The reader that sent messages of a stream: each ends in one of these calls."""
 
     @abstractmethod
-    def acknowledged(self, message: "StreamInFlight") -> None:
+    def acknowledged(self, message: StreamInFlight) -> None:
         """PUBACK with success, or the message was too large for the client."""
 
     @abstractmethod
-    def refused(self, message: "StreamInFlight", reason_code: int) -> None:
+    def refused(self, message: StreamInFlight, reason_code: int) -> None:
         """PUBACK with a reason code of 0x80 or above."""
 
     @abstractmethod
-    def detached(self, message: "StreamInFlight", packet_id: int) -> None:
+    def detached(self, message: StreamInFlight, packet_id: int) -> None:
         """The client has disconnected, or its session has ended, before it acknowledged the message."""
 
 
@@ -36,7 +36,7 @@ class StreamInFlight:
     Without an owner, an acknowledgement frees the packet id and nothing else: the message was given to another client.
     """
 
-    def __init__(self, owner: Optional[InFlightOwner], offsets: PartitionOffsets, offset: int) -> None:
+    def __init__(self, owner: InFlightOwner | None, offsets: PartitionOffsets, offset: int) -> None:
         self.owner = owner
         self.offsets = offsets
         self.offset = offset

@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 from abc import abstractmethod
 from heapq import heapify, heappop, heappush
-from typing import Dict, Final, List, Optional
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -46,14 +46,14 @@ class PartitionOffsets:
         self.partition = partition
         self.position = position
         self.uncertain_end = position
-        self.pending: Dict[int, int] = {}
+        self.pending: dict[int, int] = {}
         self.handed_over_limit = position
         self.changed = False  # the batch that gathers will have the row
-        self.user: Optional[OffsetsUser] = None
+        self.user: OffsetsUser | None = None
         self.waiting = False  # `OffsetsUser.reserved` is to be called
-        self._queued: List[int] = []  # put into the queue of a session by the batch that gathers
-        self._written: List[int] = []  # likewise, by the batch with the writer
-        self._returned: List[int] = []  # a heap: those of `pending` that are to be handed over again
+        self._queued: list[int] = []  # put into the queue of a session by the batch that gathers
+        self._written: list[int] = []  # likewise, by the batch with the writer
+        self._returned: list[int] = []  # a heap: those of `pending` that are to be handed over again
 
     @property
     def committed(self) -> int:
@@ -179,7 +179,7 @@ class PartitionOffsets:
 
     def _runs(self) -> bytes:
         """`pending` as runs of consecutive offsets with the same number of deliveries: first, length, deliveries."""
-        parts: List[bytes] = []
+        parts: list[bytes] = []
         first: int = -1
         length: int = 0
         times: int = 0

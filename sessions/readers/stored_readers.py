@@ -5,13 +5,11 @@ What changes is in the journal before the call returns, so it is committed with 
 
 from __future__ import annotations
 
-from typing import Dict, List, Optional, Tuple
-
 from sessions.journal import Journal
 from sessions.readers.partition_offsets import PartitionOffsets, offsets_from_row
 from sessions.rows import GROUP_READER, QUEUE_READER, SUBSCRIPTION_READER, OffsetsRow, ReaderRow
 
-Key = Tuple[int, str, str]
+Key = tuple[int, str, str]
 
 
 def _key(row: ReaderRow) -> Key:
@@ -24,7 +22,7 @@ class StoredReader:
 
     def __init__(self, journal: Journal, row: ReaderRow) -> None:
         self.row = row
-        self.partitions: List[PartitionOffsets] = []
+        self.partitions: list[PartitionOffsets] = []
         self.deleted = False
         self._journal = journal
 
@@ -33,7 +31,7 @@ class StoredReader:
         if not offsets.changed and not self.deleted:
             self._journal.save_offsets(offsets)
 
-    def seek(self, positions: List[int]) -> None:
+    def seek(self, positions: list[int]) -> None:
         """Continue at these offsets, one of each partition."""
         for partition, position in enumerate(positions):
             offsets = self.partitions[partition]
@@ -46,7 +44,7 @@ class StoredReader:
             self.row = self.row._replace(start=start, options=options)
             self._journal.save_reader(self.row)
 
-    def fill(self, positions: List[int]) -> None:
+    def fill(self, positions: list[int]) -> None:
         """Add the partitions that are missing, at these offsets."""
         while len(self.partitions) < len(positions):
             offsets = PartitionOffsets(self.row.reader_id, len(self.partitions), positions[len(self.partitions)])
@@ -58,19 +56,19 @@ class StoredReaders:
     """All of one broker."""
 
     def __init__(self, journal: Journal) -> None:
-        self.by_id: Dict[int, StoredReader] = {}
+        self.by_id: dict[int, StoredReader] = {}
         self.next_id = 1
         self._journal = journal
-        self._by_key: Dict[Key, StoredReader] = {}
-        self._counts: Dict[Tuple[int, str], int] = {}  # by kind and stream
+        self._by_key: dict[Key, StoredReader] = {}
+        self._counts: dict[tuple[int, str], int] = {}  # by kind and stream
 
-    def subscription(self, session_id: int, full_filter: str) -> Optional[StoredReader]:
+    def subscription(self, session_id: int, full_filter: str) -> StoredReader | None:
         return self._by_key.get((session_id, full_filter, ""))
 
-    def group(self, name: str, stream: str) -> Optional[StoredReader]:
+    def group(self, name: str, stream: str) -> StoredReader | None:
         return self._by_key.get((-GROUP_READER, name, stream))
 
-    def queue(self, name: str, stream: str) -> Optional[StoredReader]:
+    def queue(self, name: str, stream: str) -> StoredReader | None:
         return self._by_key.get((-QUEUE_READER, name, stream))
 
     def groups(self, stream: str) -> int:
@@ -91,7 +89,7 @@ class StoredReaders:
         start: str,
         options: int,
         now: int,
-        positions: List[int],
+        positions: list[int],
     ) -> StoredReader:
         """Add a reader at these offsets, one of each partition; ``now`` is in µs since the epoch."""
         row = ReaderRow(
@@ -120,7 +118,7 @@ class StoredReaders:
             self._counts[(row.kind, row.stream)] -= 1
             self._journal.delete_reader(row.reader_id)
 
-    def of_stream(self, stream: str) -> List[StoredReader]:
+    def of_stream(self, stream: str) -> list[StoredReader]:
         """The readers of a stream, in the order of their ids."""
         return [reader for reader in self.by_id.values() if reader.row.stream == stream]
 

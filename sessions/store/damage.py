@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import sqlite3
 from pathlib import Path
-from typing import Optional
 
 from sessions.store.interface import CorruptStore
 
 logger = logging.getLogger(__name__)
 
 
-def is_corrupt(error: Optional[BaseException]) -> bool:
+def is_corrupt(error: BaseException | None) -> bool:
     """Whether an error of SQLite means that the file is damaged."""
     if not isinstance(error, sqlite3.Error):
         return False
@@ -54,7 +53,7 @@ class DamageMarker:
         self.found = ""
         self._path.unlink(missing_ok=True)
 
-    def note(self, error: Optional[Exception]) -> None:
+    def note(self, error: Exception | None) -> None:
         """Write the marker if the error is the first that means damage."""
         if self.found or not (is_corrupt(error) or isinstance(error, CorruptStore)):
             return

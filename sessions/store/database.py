@@ -8,7 +8,6 @@ import os
 import sqlite3
 import sys
 from pathlib import Path
-from typing import Optional
 
 from sessions.store.check import is_emptied, open_to_read
 from sessions.store.damage import DamageMarker, is_corrupt
@@ -52,11 +51,11 @@ class Database:
         self.path = path
         self.durable = durable
         self.damage = DamageMarker(path)
-        self._lock: Optional[int] = None
-        self._wal_index: Optional[int] = None
-        self._wal: Optional[int] = None
+        self._lock: int | None = None
+        self._wal_index: int | None = None
+        self._wal: int | None = None
         self._wal_suspect = True  # a sync may have failed before the start
-        self._connection: Optional[sqlite3.Connection] = None
+        self._connection: sqlite3.Connection | None = None
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -165,7 +164,7 @@ class Database:
             return 0
         return int.from_bytes(os.pread(self._wal_index, 4, _MX_FRAME), sys.byteorder)
 
-    def note_damage(self, error: Optional[Exception]) -> None:
+    def note_damage(self, error: Exception | None) -> None:
         """Have the next start check every page if the error means damage."""
         if self.durable:
             self.damage.note(error)
@@ -192,7 +191,7 @@ class Database:
 
     def close_unchanged(self) -> None:
         """Close and unlock, and keep the write-ahead log: SQLite does so while there is another connection."""
-        reader: Optional[sqlite3.Connection] = None
+        reader: sqlite3.Connection | None = None
         try:
             if self._connection is not None and self.durable:
                 reader = open_to_read(self.path)

@@ -6,7 +6,6 @@ import errno
 import os
 import sqlite3
 from pathlib import Path
-from typing import Optional
 
 
 def sync_file(path: Path) -> None:
@@ -43,7 +42,7 @@ def prove_room(directory: Path, size: int) -> None:
         path.unlink(missing_ok=True)
 
 
-def is_full(error: Optional[Exception]) -> bool:
+def is_full(error: Exception | None) -> bool:
     """Whether an error means that the disk is full or a quota is used up."""
     if isinstance(error, sqlite3.Error):
         return getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Deque, Dict, List, Optional
 
 from sessions.pending_changes import PendingChanges
 from sessions.store.commit_log.file_log import FileCommitLog
@@ -43,10 +42,10 @@ class _Transaction:
     def __init__(self, position: int) -> None:
         self.changes = PendingChanges()
         self.position = position
-        self.ends: Dict[Partition, int] = {}
+        self.ends: dict[Partition, int] = {}
         self.due = 0.0  # monotonic seconds; 0 if there are no changes
-        self.reads: Optional[WriteSet] = None
-        self.behind: Optional[_Transaction] = None  # reads only: the changes that gathered when they were asked for
+        self.reads: WriteSet | None = None
+        self.behind: _Transaction | None = None  # reads only: the changes that gathered when they were asked for
 
 
 class Follower:
@@ -59,16 +58,16 @@ class Follower:
         self,
         database: Database,
         tables: SqliteTables,
-        log: Optional[FileCommitLog],
-        stream_log: Optional[StreamLog],
+        log: FileCommitLog | None,
+        stream_log: StreamLog | None,
         position: int,
         log_bytes: int,
         apply_interval: float,
         max_bytes: int,
     ) -> None:
-        self._apply_failure: Optional[Exception] = None
-        self._sync_failure: Optional[Exception] = None
-        self._defect: Optional[Exception] = None
+        self._apply_failure: Exception | None = None
+        self._sync_failure: Exception | None = None
+        self._defect: Exception | None = None
         self.applied = position
         self.apply_seconds = 0.0  # that the last transaction took
         self.streams_position = position  # the stream log has the records up to it; set by the thread that commits
@@ -86,11 +85,11 @@ class Follower:
         self._transactions = 0
         self._lock = threading.Condition()  # for everything below
         self._gathering = _Transaction(position)
-        self._waiting: Deque[_Transaction] = deque()
-        self._applying: Optional[_Transaction] = None
+        self._waiting: deque[_Transaction] = deque()
+        self._applying: _Transaction | None = None
         self._stopping = False
         self._read_done: ReadDone = _no_reads
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
 
     def take_over(self, replayed: LogReplay) -> None:
         """Begin with the changes that a start could not apply; commits are refused until they are."""
@@ -118,7 +117,7 @@ class Follower:
     # -- the thread that commits ------------------------------------------------
 
     @property
-    def failure(self) -> Optional[Exception]:
+    def failure(self) -> Exception | None:
         """What the tables fail with at present, None if they do not."""
         return self._defect or self._apply_failure or self._sync_failure
 
@@ -132,7 +131,7 @@ class Follower:
         applying = self._applying.changes.size if self._applying is not None else 0
         return self._gathering.changes.size + applying + sum(transaction.changes.size for transaction in self._waiting)
 
-    def add(self, write_set: WriteSet, position: int, ends: Dict[Partition, int]) -> None:
+    def add(self, write_set: WriteSet, position: int, ends: dict[Partition, int]) -> None:
         """Add a committed write set, with the ends that it gives to the streams; its reads follow it."""
         with self._lock:
             gathering = self._gathering
@@ -198,7 +197,7 @@ class Follower:
                 return
             self._maintain(idle=False)
 
-    def _next(self) -> Optional[_Transaction]:
+    def _next(self) -> _Transaction | None:
         """The next changes to apply; None if there are none, at the end and when there is time for maintenance."""
         with self._lock:
             waited = False
@@ -283,11 +282,11 @@ class Follower:
             logger.exception("event=defect in=store_report")
         return True
 
-    def _read_pages(self, write_set: WriteSet, behind: Optional[_Transaction]) -> Optional[List[Page]]:
+    def _read_pages(self, write_set: WriteSet, behind: _Transaction | None) -> list[Page] | None:
         """The pages; if changes behind the tables concern any of them, these are applied first. None if the thread is
         to end before."""
         tables = self._tables
-        pages: List[Page] = [tables.read_page(request) for request in write_set.pages]
+        pages: list[Page] = [tables.read_page(request) for request in write_set.pages]
         if behind is None:
             return pages
         with self._lock:
@@ -341,7 +340,7 @@ class Follower:
                 self._log.drop(position)
         except Exception as error:
             self._failures.report("the tables cannot be synced, and the log not be dropped", error)
-            failure: Optional[Exception] = error
+            failure: Exception | None = error
         else:
             failure = None
         with self._lock:
@@ -363,5 +362,5 @@ def _needs_changes(write_set: WriteSet, changes: PendingChanges) -> bool:
     return any(request.with_received or request.after_seq < changes.last_seq for request in write_set.pages)
 
 
-def _no_reads(write_set: WriteSet, pages: List[Page]) -> None:
+def _no_reads(write_set: WriteSet, pages: list[Page]) -> None:
     raise AssertionError("not started")

@@ -6,17 +6,18 @@ the state that all write sets add up to, read at start and by pages and queries.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Optional, Protocol, Tuple
+from typing import NamedTuple, Protocol
 
 from sessions.message import Message
 from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow
 from sessions.write_set import Page, WriteSet
 
-Done = Callable[[WriteSet, Optional[Exception]], None]
-ReadDone = Callable[[WriteSet, List[Page]], None]
-Partition = Tuple[str, int]  # stream and partition number
-StreamChange = Callable[[Dict[Partition, int]], None]
+Done = Callable[[WriteSet, Exception | None], None]
+ReadDone = Callable[[WriteSet, list[Page]], None]
+Partition = tuple[str, int]  # stream and partition number
+StreamChange = Callable[[dict[Partition, int]], None]
 
 
 class StoreError(Exception):
@@ -35,16 +36,16 @@ class Recovered(NamedTuple):
     The ``next_`` ids are greater than any that is stored.
     """
 
-    sessions: List[SessionRow]
-    subscriptions: List[SubscriptionRow]
-    retained: List[RetainedRow]
-    producers: List[ProducerRow]
-    queues: List[QueueRow]
+    sessions: list[SessionRow]
+    subscriptions: list[SubscriptionRow]
+    retained: list[RetainedRow]
+    producers: list[ProducerRow]
+    queues: list[QueueRow]
     next_session_id: int
     next_message_id: int
     next_seq: int
-    readers: List[ReaderRow] = []
-    offsets: List[OffsetsRow] = []
+    readers: list[ReaderRow] = []
+    offsets: list[OffsetsRow] = []
 
 
 class Progress(NamedTuple):
@@ -106,7 +107,7 @@ class StreamLog(Protocol):
 
     directory: Path
 
-    def append(self, records: Dict[Partition, List[Message]]) -> object:
+    def append(self, records: dict[Partition, list[Message]]) -> object:
         """Write records, not synced, which readers see after `committed`; after an error `rollback` comes first."""
 
     def rollback(self) -> None:
@@ -118,7 +119,7 @@ class StreamLog(Protocol):
     def sync(self) -> None:
         """Return when everything appended before the call is on disk. Called on another thread."""
 
-    def recover(self, ends: Optional[Dict[Partition, int]], logged: Dict[Partition, int]) -> Dict[Partition, int]:
+    def recover(self, ends: dict[Partition, int] | None, logged: dict[Partition, int]) -> dict[Partition, int]:
         """Truncate the partitions to these ends (missing = 0); with None, only behind the last valid batch.
 
         The commit log has the records from the offsets ``logged`` on. They need not be there, and are appended again:

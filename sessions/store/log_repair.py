@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional
 from uuid import UUID
 
 from sessions.store.check import RULES, open_to_read
@@ -22,10 +22,10 @@ from sessions.store.recovery import LogReplay
 from sessions.store.tables import SqliteTables
 
 # Appends records that a stream has not, and returns lines about it.
-AppendMissing = Callable[[Dict[tuple[str, int], List[StreamRecords]]], List[str]]
+AppendMissing = Callable[[dict[tuple[str, int], list[StreamRecords]]], list[str]]
 
 
-def fold_log(database: Path, directory: Path, salvaged: bool, stamp: str, append_missing: AppendMissing) -> List[str]:
+def fold_log(database: Path, directory: Path, salvaged: bool, stamp: str, append_missing: AppendMissing) -> list[str]:
     """Apply the log to the database and the streams, and end it; returns a line for each loss and each file set aside.
 
     If the database was ``salvaged``, its rows may be of different times, so the whole log is applied. Raises `StoreError`
@@ -53,7 +53,7 @@ def fold_log(database: Path, directory: Path, salvaged: bool, stamp: str, append
     return lines
 
 
-def segment_files_in(directory: Path) -> List[Path]:
+def segment_files_in(directory: Path) -> list[Path]:
     """The segments of a log, none if there is no directory."""
     return segment_files(directory) if directory.is_dir() else []
 
@@ -74,12 +74,12 @@ def _apply(
     found: Survey,
     replayed: LogReplay,
     append_missing: AppendMissing,
-    lines: List[str],
+    lines: list[str],
 ) -> None:
     replayed.apply()
     if replayed.failure is not None:
         raise replayed.failure
-    streams: Dict[tuple[str, int], List[StreamRecords]] = {}
+    streams: dict[tuple[str, int], list[StreamRecords]] = {}
     for part in logged_records(found):
         streams.setdefault((part.stream, part.partition), []).append(part)
     lines += append_missing(streams)
@@ -94,7 +94,7 @@ def _apply(
     connection.execute("COMMIT")
 
 
-def _remove(directory: Path, found: Survey, stamp: str, lines: List[str]) -> None:
+def _remove(directory: Path, found: Survey, stamp: str, lines: list[str]) -> None:
     damaged = {damage.path for damage in found.damage}
     for path in segment_files_in(directory):
         if path in damaged:
@@ -107,7 +107,7 @@ def _remove(directory: Path, found: Survey, stamp: str, lines: List[str]) -> Non
         sync_directory(directory)
 
 
-def database_identity(database: Path) -> Optional[bytes]:
+def database_identity(database: Path) -> bytes | None:
     """The identity that the log of a database has; None if that cannot be read."""
     if not database.exists():
         return None

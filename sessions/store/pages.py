@@ -11,9 +11,9 @@ behind the last commit are ignored. SQLite has no checksum per page: a byte chan
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct, error, unpack, unpack_from
-from typing import Iterator, Optional
 
 MAGIC = b"SQLite format 3\0"
 DEFAULT_PAGE_BYTES = 4096
@@ -57,7 +57,7 @@ class PageFile:
         self._pending = _PENDING_BYTE // self.page_bytes + 1  # SQLite never uses this page
         self._read_wal()
         header = (self.page(1) or b"")[:100]
-        self.header: Optional[bytes] = header if _page_bytes(header) else None
+        self.header: bytes | None = header if _page_bytes(header) else None
         if self.header is None:
             self._note("the file header cannot be read")
         self._usable = self.page_bytes - (self.header[20] if self.header else 0)
@@ -65,12 +65,12 @@ class PageFile:
         self._free = self._freelist()
 
     @property
-    def user_version(self) -> Optional[int]:
+    def user_version(self) -> int | None:
         """The schema version, None if the header cannot be read."""
         return unpack(">i", self.header[60:64])[0] if self.header else None
 
     @property
-    def application_id(self) -> Optional[int]:
+    def application_id(self) -> int | None:
         """The application id, None if the header cannot be read."""
         return unpack(">I", self.header[68:72])[0] if self.header else None
 
@@ -102,7 +102,7 @@ class PageFile:
 
     # -- pages ----------------------------------------------------------------
 
-    def page(self, number: int) -> Optional[bytes]:
+    def page(self, number: int) -> bytes | None:
         """The newest committed version of a page, None if it is missing or incomplete."""
         newer = self._newer.get(number)
         if newer is not None:
@@ -168,7 +168,7 @@ class PageFile:
         found = (number - 2) // each * each + 2
         return found + 1 if found == self._pending else found
 
-    def _map(self, map_page: int) -> Optional[bytes]:
+    def _map(self, map_page: int) -> bytes | None:
         """A page of the pointer map, None if it is damaged."""
         data = self.page(map_page)
         if data is None:
@@ -196,7 +196,7 @@ class PageFile:
 
     # -- records --------------------------------------------------------------
 
-    def records(self) -> Iterator[tuple[Optional[int], Record]]:
+    def records(self) -> Iterator[tuple[int | None, Record]]:
         """Every row of every table and index as (rowid or None, values), in no order.
 
         The rowid is None for a row of a table WITHOUT ROWID and an entry of an index. An INTEGER PRIMARY KEY is NULL in
@@ -221,7 +221,7 @@ class PageFile:
             if kind or number not in self._free:
                 yield from self._rows(number, kind in (_ROOT, _TREE))
 
-    def _rows(self, number: int, is_tree_page: bool) -> Iterator[tuple[Optional[int], Record]]:
+    def _rows(self, number: int, is_tree_page: bool) -> Iterator[tuple[int | None, Record]]:
         """The rows of a page; unless `is_tree_page`, its type is not known and it may have none."""
         data = self.page(number)
         start = 100 if number == 1 else 0
@@ -248,11 +248,11 @@ class PageFile:
         if lost and is_tree_page:
             self._note(f"page {number}: {lost} of {max(count, lost)} rows cannot be read")
 
-    def _cell(self, data: bytes, at: int, kind: int) -> tuple[Optional[int], Record]:
+    def _cell(self, data: bytes, at: int, kind: int) -> tuple[int | None, Record]:
         if kind == _INTERIOR_INDEX:
             at += 4
         size, at = _varint(data, at)
-        rowid: Optional[int] = None
+        rowid: int | None = None
         if kind == _LEAF_TABLE:
             rowid, at = _varint(data, at)
             if rowid >= 1 << 63:

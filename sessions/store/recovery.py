@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Dict, Iterator, List, Optional, Tuple
 
 from sessions.message import Message
 from sessions.pending_changes import PendingChanges
@@ -31,16 +31,16 @@ def recover_log(log: FileCommitLog, tables: SqliteTables) -> LogReplay:
     return replayed
 
 
-Records = Dict[Partition, List[Message]]
+Records = dict[Partition, list[Message]]
 
 
-def recover_streams(replayed: LogReplay, stream_log: StreamLog) -> Tuple[Dict[Partition, int], List[Records]]:
+def recover_streams(replayed: LogReplay, stream_log: StreamLog) -> tuple[dict[Partition, int], list[Records]]:
     """Append to the streams what the log has and they have not; return their ends, and what a full disk left over.
 
     Raises the errors of `StreamLog.recover` and `StreamLog.append`.
     """
     ends = stream_log.recover(replayed.ends, replayed.logged)
-    left: List[Records] = []
+    left: list[Records] = []
     if any(ends[partition] < replayed.ends.get(partition, 0) for partition in ends):
         for missing in _missing_records(replayed, ends):
             if not left:
@@ -67,11 +67,11 @@ class LogReplay:
 
     def __init__(self, found: Survey, tables: SqliteTables, position: int, salvaged: bool = False) -> None:
         self.ends = tables.stream_ends()
-        self.logged: Dict[Partition, int] = {}
-        self.with_streams: List[int] = []
+        self.logged: dict[Partition, int] = {}
+        self.with_streams: list[int] = []
         self.position = position
-        self.left: Optional[PendingChanges] = None
-        self.failure: Optional[Exception] = None
+        self.left: PendingChanges | None = None
+        self.failure: Exception | None = None
         self.found = found
         self._tables = tables
         self._salvaged = salvaged
@@ -128,7 +128,7 @@ class LogReplay:
             yield
 
 
-def _missing_records(replayed: LogReplay, ends: Dict[Partition, int]) -> Iterator[Records]:
+def _missing_records(replayed: LogReplay, ends: dict[Partition, int]) -> Iterator[Records]:
     """What the streams have not, of each record of the log; ``ends`` are theirs, and are moved."""
     wanted = set(replayed.with_streams)
     for record in replayed.found.records(min(wanted) - 1):
@@ -147,7 +147,7 @@ def _missing_records(replayed: LogReplay, ends: Dict[Partition, int]) -> Iterato
             yield missing
 
 
-def _begins_in(extent: StreamExtent, ends: Dict[Partition, int]) -> bool:
+def _begins_in(extent: StreamExtent, ends: dict[Partition, int]) -> bool:
     """Whether what a stream lacks begins in this extent."""
     end = ends.get((extent.stream, extent.partition))
     return end is not None and extent.first_offset <= end < extent.end_offset

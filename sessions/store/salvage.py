@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 from sessions.store.check import COMMIT_LOG, RULES, SALVAGE_RULES, TABLES
 from sessions.store.disk import sync_directory, sync_file
@@ -56,7 +57,7 @@ class _Shape:
         names = ", ".join(column[1] for column in columns)
         self.insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
 
-    def row(self, rowid: Optional[int], record: Record) -> Optional[Record]:
+    def row(self, rowid: int | None, record: Record) -> Record | None:
         """The row to insert, or None if the record is of another table.
 
         A record lacks columns that were added after it was written.

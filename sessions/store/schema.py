@@ -15,9 +15,10 @@ import logging
 import os
 import sqlite3
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Callable, Sequence
+from typing import TYPE_CHECKING
 
 from sessions.store.disk import sync_directory
 from sessions.store.interface import StoreError

@@ -15,10 +15,11 @@ import json
 import logging
 import sqlite3
 from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from operator import attrgetter, itemgetter
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence
+from typing import Any
 
 from sessions.message import Message
 from sessions.rows import (
@@ -73,7 +74,7 @@ class Statement:
         filler: int | str = 0,
         blobs: Sequence[int] = (),
         flags: Sequence[int] = (),
-        values_of: Optional[Callable[[Any], Iterable[Any]]] = None,
+        values_of: Callable[[Any], Iterable[Any]] | None = None,
     ) -> None:
         self.width = width
         self._filler = filler
@@ -156,7 +157,7 @@ def _delete(
     keys: Sequence[str],
     condition: str = "",
     filler: int | str = 0,
-    values_of: Optional[Callable[[Any], Iterable[Any]]] = None,
+    values_of: Callable[[Any], Iterable[Any]] | None = None,
 ) -> Statement:
     # SQLite searches by a row value only if the list is a SELECT; with a bare VALUES it scans the whole table.
     sql = f"DELETE FROM {table} WHERE ({', '.join(keys)}) IN (SELECT * FROM {{rows}}){condition}"

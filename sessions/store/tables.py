@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, Iterable, Iterator, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
 from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow

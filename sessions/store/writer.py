@@ -7,8 +7,8 @@ import queue
 import sqlite3
 import threading
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Deque, Dict, List, Optional, Sequence, Union
 
 from sessions.message import Message
 from sessions.store.commit_log.file_log import FileCommitLog
@@ -46,9 +46,9 @@ class SqliteStore:
 
     def __init__(
         self,
-        path: Union[str, Path],
+        path: str | Path,
         durability: str,
-        stream_log: Optional[StreamLog],
+        stream_log: StreamLog | None,
         log_bytes: int = 128 * 1024 * 1024,
         apply_interval: float = 1.0,
         unapplied_bytes: int = 64 * 1024 * 1024,
@@ -56,13 +56,13 @@ class SqliteStore:
         if durability not in DURABILITIES:
             raise ValueError(f"durability is {durability!r}, not one of {', '.join(DURABILITIES)}")
         self.database = Database(Path(path), durability != "off")
-        self.follower: Optional[Follower] = None
+        self.follower: Follower | None = None
         self._stream_log = stream_log
         self._log_bytes = log_bytes
         self._apply_interval = apply_interval
         self._unapplied_bytes = unapplied_bytes
-        self._log: Optional[FileCommitLog] = None
-        self._writer: Optional[Writer] = None
+        self._log: FileCommitLog | None = None
+        self._writer: Writer | None = None
 
     @property
     def damage(self) -> str:
@@ -83,9 +83,9 @@ class SqliteStore:
                 self._log = FileCommitLog(database.path.parent / LOG_DIRECTORY, segment_bytes)
             database.open(may_be_new=self._log is None or not self._log.exists)
             tables = SqliteTables(database.connection, database.path)
-            stream_ends: Dict[Partition, int] = {}
-            unappended: List[Dict[Partition, List[Message]]] = []
-            replayed: Optional[LogReplay]
+            stream_ends: dict[Partition, int] = {}
+            unappended: list[dict[Partition, list[Message]]] = []
+            replayed: LogReplay | None
             if self._log is not None:
                 replayed = recover_log(self._log, tables)
                 with replayed.reading():
@@ -177,11 +177,11 @@ class Writer:
     def __init__(
         self,
         database: Database,
-        log: Optional[FileCommitLog],
-        stream_log: Optional[StreamLog],
-        stream_ends: Dict[Partition, int],
+        log: FileCommitLog | None,
+        stream_log: StreamLog | None,
+        stream_ends: dict[Partition, int],
         follower: Follower,
-        unappended: Sequence[Dict[Partition, List[Message]]],
+        unappended: Sequence[dict[Partition, list[Message]]],
     ) -> None:
         self._database = database
         self._log = log
@@ -189,12 +189,12 @@ class Writer:
         self._ends = stream_ends  # of the streams, with everything that the log has
         self._follower = follower
         self._failures = FailureLog()
-        self._unappended: Deque[Dict[Partition, List[Message]]] = deque(unappended)  # records that the stream log refused
-        self._stream_failure: Optional[Exception] = None
+        self._unappended: deque[dict[Partition, list[Message]]] = deque(unappended)  # records that the stream log refused
+        self._stream_failure: Exception | None = None
         if unappended:
             follower.streams_position = 0
-        self._submitted: queue.SimpleQueue[Union[WriteSet, StreamChange, None]] = queue.SimpleQueue()
-        self._thread: Optional[threading.Thread] = None
+        self._submitted: queue.SimpleQueue[WriteSet | StreamChange | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
 
     @property
     def streams_complete(self) -> bool:
@@ -205,7 +205,7 @@ class Writer:
         self._thread = threading.Thread(target=self._run, args=(done,), name="store", daemon=True)
         self._thread.start()
 
-    def submit(self, work: Union[WriteSet, StreamChange]) -> None:
+    def submit(self, work: WriteSet | StreamChange) -> None:
         self._submitted.put(work)
 
     def stop(self) -> None:
@@ -225,7 +225,7 @@ class Writer:
             else:
                 self._change(work)
 
-    def _next(self) -> Union[WriteSet, StreamChange, None]:
+    def _next(self) -> WriteSet | StreamChange | None:
         """The next work, None at the end; works on the stream log while there is none."""
         while self._stream_log is not None:
             try:
@@ -238,8 +238,8 @@ class Writer:
 
     def _write(self, write_set: WriteSet, done: Done) -> None:
         """Commit a write set, report, and hand it to what follows the log."""
-        failure: Optional[Exception] = None
-        ends: Dict[Partition, int] = {}
+        failure: Exception | None = None
+        ends: dict[Partition, int] = {}
         try:
             if write_set.has_changes():
                 ends = self._commit(write_set)
@@ -275,7 +275,7 @@ class Writer:
             self._unappended = deque(records for records in kept if records)
             self._append_to_streams()
 
-    def _commit(self, write_set: WriteSet) -> Dict[Partition, int]:
+    def _commit(self, write_set: WriteSet) -> dict[Partition, int]:
         """Return the new ends of the streams when the write set is durable."""
         self._check(write_set)
         if self._unappended:

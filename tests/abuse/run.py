@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from support.paths import ROOT, TESTS
 
@@ -208,7 +208,7 @@ def run(kind: Kind, seed: str, quiet: float, seconds: float) -> Result:
     result = Result(kind)
     with tempfile.TemporaryDirectory(prefix="mqttbroker-abuse-") as directory:
         target = start(Path(directory), f"{seed} {kind.name}", kind.limits, kind.program)
-        bystanders: Optional[Bystanders] = None
+        bystanders: Bystanders | None = None
         try:
             bystanders = Bystanders(target.ports.tcp)
             bystanders.period("warm-up")

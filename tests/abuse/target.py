@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 from fuzz.network_target import REQUEST
 from support.broker_process import BrokerProcess
@@ -126,7 +126,7 @@ def start(directory: Path, seed: str, limits: Mapping[str, Any] = {}, program: s
 class Target:
     """The broker under abuse, for the senders of it; sizes are in bytes, times in seconds."""
 
-    def __init__(self, seed: str, ports: Ports, certificates: Optional[CertificateFiles] = None, broker: Optional[Log] = None) -> None:
+    def __init__(self, seed: str, ports: Ports, certificates: CertificateFiles | None = None, broker: Log | None = None) -> None:
         self.random = Random(seed)
         self.ports = ports
         self.answered = Answered()
@@ -172,7 +172,7 @@ class Target:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def open(self, port: Optional[int] = None, receive_buffer: int = 0) -> socket.socket:
+    def open(self, port: int | None = None, receive_buffer: int = 0) -> socket.socket:
         """A TCP connection, to the plain listener unless another ``port`` is given."""
         line = socket.socket()
         if receive_buffer:
@@ -190,7 +190,7 @@ class Target:
             self._lines = [found for found in self._lines if found.fileno() >= 0]
         return line
 
-    def connections(self, count: int, port: Optional[int] = None) -> list[socket.socket]:
+    def connections(self, count: int, port: int | None = None) -> list[socket.socket]:
         """Up to ``count`` connections, as far as the broker accepts them."""
         lines = []
         for _ in range(count):
@@ -287,13 +287,13 @@ class Target:
     def flood(
         self,
         begin: Callable[[], socket.socket],
-        chunk: Union[bytes, Callable[[], bytes]],
+        chunk: bytes | Callable[[], bytes],
         version: int = 4,
         lines: int = 1,
         pause: float = 0.0,
     ) -> None:
         """Send chunks over ``lines`` connections in turn; connections that the broker closes are opened again."""
-        opened: list[Optional[socket.socket]] = [None] * lines
+        opened: list[socket.socket | None] = [None] * lines
         while self.running():
             for index, line in enumerate(opened):
                 try:
@@ -333,7 +333,7 @@ class Target:
                 self.answered.note("still open")
 
 
-def frame(opcode: int, payload: bytes = b"", fin: bool = True, size: Optional[int] = None) -> bytes:
+def frame(opcode: int, payload: bytes = b"", fin: bool = True, size: int | None = None) -> bytes:
     """A masked WebSocket frame; its header announces ``size`` bytes if that is given."""
     size = len(payload) if size is None else size
     head = bytes((opcode | 0x80 * fin,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -193,7 +193,7 @@ def test_subscription_identifier_and_large_records(broker: BrokerProcess) -> Non
         ("$replay/1h", None, "needs a filter or the name of a stream"),
     ],
 )
-def test_refusals_say_why(broker: BrokerProcess, topic_filter: str, start: Optional[str], reason: str) -> None:
+def test_refusals_say_why(broker: BrokerProcess, topic_filter: str, start: str | None, reason: str) -> None:
     with RawClient(broker.port) as client:
         client.connect()
         suback = client.subscribe(topic_filter, options=1, properties=user_properties(stream_offset=start) if start else None)

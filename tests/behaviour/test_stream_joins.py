@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -121,7 +121,7 @@ class Joining:
         now = time.time()
         moment = rng.uniform(self.load.first_at, now)
         if self.replays:
-            written = datetime.fromtimestamp(moment, timezone.utc).isoformat().replace("+00:00", "Z")
+            written = datetime.fromtimestamp(moment, UTC).isoformat().replace("+00:00", "Z")
             return rng.choice(
                 ["earliest", "latest", f"{moment:.0f}", f"{moment * 1e3:.0f}", f"{moment * 1e6:.0f}", written,
                  f"{max(1, int(now - moment))}s", "1h"]

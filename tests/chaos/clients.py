@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from itertools import cycle
 from random import Random
-from typing import Optional
 
 from chaos.device import Address, Device, Link
 from chaos.record import RETAINED, RETAINED_TOPICS, Record, Sent
@@ -76,7 +75,7 @@ class Client(Device):
         """Start work on a new connection; False if the connection ended meanwhile."""
         return True
 
-    def stop_reading(self) -> Optional[Link]:
+    def stop_reading(self) -> Link | None:
         """Read nothing more on the connection without closing it; return the connection."""
         link = self.link
         if link is None or not link.up:
@@ -119,7 +118,7 @@ class Quota:
 class Publisher(Client):
     """Publishes at QoS 1 and 2 to several topics; some messages are retained."""
 
-    def __init__(self, name: str, version: int, record: Record, load: Load, quota: Optional[Quota] = None) -> None:
+    def __init__(self, name: str, version: int, record: Record, load: Load, quota: Quota | None = None) -> None:
         super().__init__(name, version, record)
         self.load = load
         self.quota = quota
@@ -142,7 +141,7 @@ class Publisher(Client):
             return self.record.send(self.name, f"{RETAINED_TOPICS}{self.name}/{qos}", qos, True, size if size > 20 else 0)
         return self.record.send(self.name, TOPICS[topic].format(self.name), qos, False, size)
 
-    def stop_reading(self) -> Optional[Link]:
+    def stop_reading(self) -> Link | None:
         """Publish messages whose acknowledgements will not be read, then stop reading."""
         if self.up and len(self.outgoing) < WINDOW:
             for topic in range(len(TOPICS)):
@@ -199,7 +198,7 @@ class RetainedReader(Device):
         super().__init__(name, version, record, False)
         self.patience = patience
         self.random = Random(f"{seed}:{name}")
-        self.found: dict[str, Optional[Sent]] = {}
+        self.found: dict[str, Sent | None] = {}
 
     async def check_repeatedly(self, broker: Broker) -> None:
         while True:

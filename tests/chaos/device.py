@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Optional
 
 from chaos.record import MISSING_2, ORDER, PROTOCOL, SESSION, Record, Sent
 from mqttbroker.codec.packets import (
@@ -47,12 +46,12 @@ class Link(asyncio.Protocol):
         self.device = device
         self.ack_delay = ack_delay
         self.receive_maximum = receive_maximum
-        self.transport: Optional[asyncio.Transport] = None
+        self.transport: asyncio.Transport | None = None
         self.abandoned = False  # the device ignores it
         self.up = False
         self.closed = asyncio.Event()
         self.connack: asyncio.Future[bool] = loop.create_future()
-        self.reply: Optional[asyncio.Future[bool]] = None  # to SUBSCRIBE or PINGREQ
+        self.reply: asyncio.Future[bool] | None = None  # to SUBSCRIBE or PINGREQ
         self.unanswered: set[int] = set()  # packet ids in use by the broker
         # Packet ids in the order in which their acknowledgements must arrive.
         self.order: dict[type[Packet], deque[int]] = {Puback: deque(), Pubrec: deque(), Pubrel: deque()}
@@ -67,7 +66,7 @@ class Link(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self.transport = None  # it cannot be aborted any more
         self.up = False
         self.abandoned = True
@@ -129,7 +128,7 @@ class Link(asyncio.Protocol):
 class Device:
     """A client; ``persistent`` sessions survive disconnects."""
 
-    will: Optional[Will] = None  # of the next connection
+    will: Will | None = None  # of the next connection
 
     def __init__(self, name: str, version: int, record: Record, persistent: bool = True) -> None:
         self.name = name
@@ -141,7 +140,7 @@ class Device:
         self.outgoing: dict[int, tuple[Sent, bool]] = {}  # packet id -> message, whether PUBREC arrived
         self.incoming: dict[int, int] = {}  # QoS 2 packet id -> number, until its PUBREL
         self.last_packet_id = 0
-        self.link: Optional[Link] = None
+        self.link: Link | None = None
 
     @property
     def up(self) -> bool:
@@ -149,7 +148,7 @@ class Device:
 
     # --- connection -----------------------------------------------------------------------------------------------
 
-    async def connect(self, address: Address, ack_delay: float = 0.0, receive_maximum: int = 65535) -> Optional[Link]:
+    async def connect(self, address: Address, ack_delay: float = 0.0, receive_maximum: int = 65535) -> Link | None:
         """Connect and wait for CONNACK, taking over an open connection.  None if the broker is down."""
         if not self.persistent:
             self.incoming.clear()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -45,7 +45,7 @@ class LogReader:
     def __init__(self, data_dir: Path, stream: str) -> None:
         self.stream = stream
         self._storage = DirectoryStorage(str(data_dir), stream)
-        self._seen: Optional[Offsets] = None
+        self._seen: Offsets | None = None
 
     def records(self) -> list[StoredRecord]:
         """All committed records, by the log's own decoder."""
@@ -63,7 +63,7 @@ class LogReader:
         start, self._seen = self._seen, latest(manifest)
         return self._decoded(self._slices(manifest, start))
 
-    def _slices(self, manifest: Manifest, start: Optional[Offsets]) -> list[Slice]:
+    def _slices(self, manifest: Manifest, start: Offsets | None) -> list[Slice]:
         tasks = Planner(self._storage).plan(manifest, start or earliest(manifest), latest(manifest), None)
         return [part for task in tasks for part in task]
 

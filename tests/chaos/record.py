@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 MISSING_1 = "acknowledged QoS 1 messages missing at a persistent subscriber"
 MISSING_2 = "acknowledged QoS 2 messages missing at a persistent subscriber"
@@ -100,7 +100,7 @@ class Record:
 
     # --- subscribers ----------------------------------------------------------------------------------------------
 
-    def identify(self, receiver: str, topic: str, payload: bytes, qos: int) -> Optional[Sent]:
+    def identify(self, receiver: str, topic: str, payload: bytes, qos: int) -> Sent | None:
         """The message with this topic and payload, sent at this QoS or a higher one; else a fault and None."""
         digits, _, _ = payload.partition(b" ")
         message = self.sent.get(int(digits)) if digits.isdigit() else None

@@ -11,7 +11,7 @@ import os
 import signal
 import time
 from random import Random
-from typing import Any, Optional
+from typing import Any
 
 from support.broker_process import BrokerProcess, worker_pids
 
@@ -78,7 +78,7 @@ class Run:
         self.log = LogReader(self.process.data_dir, STREAM)
         self.database = self.process.data_dir / "mqttbroker.db"
         self._first_line = 0  # of the log of the broker's last start
-        self._awaited: Optional[Life] = None
+        self._awaited: Life | None = None
         self._left = 0
         self._triggered = asyncio.Event()
         self._progress = asyncio.Event()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from chaos.record import Record, Sent
+
 from mqttbroker.cluster.body import published_of
 from mqttbroker.cluster.log_view import VALID, LogView
 from mqttbroker.cluster.records import CHANGES, CONTINUED, HEADER_BYTES, MORE, TAKEOVER, Header, decode_header
@@ -58,7 +59,7 @@ class ShardRecords:
         self.void = 0
         self.epochs: list[Epoch] = []
         self.faults: list[str] = []  # of the row `OWNERS`
-        self._view: Optional[LogView] = None
+        self._view: LogView | None = None
         self._sequence = 0  # of the last valid record of the epoch
         self._parts: dict[tuple[bytes, int, bool], list[bytes]] = {}  # by owner, epoch and validity
 
@@ -99,7 +100,7 @@ class ShardRecords:
             self.faults.append(f"{where}: record {header.sequence} of the epoch behind record {self._sequence}")
         self._sequence = header.sequence
 
-    def _body(self, header: Header, record: bytes, valid: bool) -> Optional[bytes]:
+    def _body(self, header: Header, record: bytes, valid: bool) -> bytes | None:
         """The body that ends with a record of changes."""
         key = (header.owner, header.epoch, valid)
         if not header.flags & CONTINUED:

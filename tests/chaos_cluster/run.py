@@ -13,11 +13,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from aiokafka.errors import KafkaError
 from chaos.clients import SUBSCRIBED, TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
@@ -34,13 +34,13 @@ from chaos.record import (
 )
 from chaos.schedule import CUT, LEAVE, TAKEOVER, Habits, Load
 from chaos.verdict import findings, judge_deliveries, table
-from chaos_cluster.log_proof import LOG_ROWS, LogProof
-from chaos_cluster.outages import Outages
-from chaos_cluster.wills import WATCHED, WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
 from support.cluster_nodes import ClusterNode, ClusterNodes
 from support.kafka import PROMPT_FAILOVER, KafkaBroker, KafkaCluster, Place
 from support.namespaces import Network, NetworkMissing
 
+from chaos_cluster.log_proof import LOG_ROWS, LogProof
+from chaos_cluster.outages import Outages
+from chaos_cluster.wills import WATCHED, WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
 from mqttbroker import build_kind
 from mqttbroker.cluster.shards import Shards
 from topic_matcher.filters import matches
@@ -81,13 +81,13 @@ class Story:
     Without a directory it writes nothing.
     """
 
-    def __init__(self, directory: Optional[Path] = None) -> None:
+    def __init__(self, directory: Path | None = None) -> None:
         self._directory = directory
 
     def tell(self, what: object, text: object) -> None:
         if self._directory is not None:
             with open(self._directory / "story.log", "a", encoding="utf-8") as file:
-                file.write(f"{datetime.now(timezone.utc):%Y-%m-%dT%H:%M:%S.%f}Z {what}: {text}\n")
+                file.write(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%S.%f}Z {what}: {text}\n")
 
     def keep(self, nodes: Sequence[ClusterNode]) -> None:
         """Write the logs of the nodes."""
@@ -180,9 +180,7 @@ class Probe(Device):
 class Run:
     """One run on the nodes of ``cluster``, whose links are those of ``network`` if the ``schedule`` has faults on links."""
 
-    def __init__(
-        self, cluster: ClusterNodes, shards: int, seed: str, schedule: list[Fault], network: Optional[Network], story: Story
-    ) -> None:
+    def __init__(self, cluster: ClusterNodes, shards: int, seed: str, schedule: list[Fault], network: Network | None, story: Story) -> None:
         self.cluster = cluster
         self.story = story
         self.network = network
@@ -407,7 +405,7 @@ def kafka_place(number: int) -> str:
 
 
 def chaos(
-    seed: str, counts: dict[str, int], nodes: int = 3, shards: int = 3, kafka_brokers: int = 3, keep: Optional[Path] = None
+    seed: str, counts: dict[str, int], nodes: int = 3, shards: int = 3, kafka_brokers: int = 3, keep: Path | None = None
 ) -> tuple[Record, str]:
     """Run; print what was found, before everything ends; return the checked record and its summary. The `Story` is kept in ``keep``.
 
@@ -416,7 +414,7 @@ def chaos(
     """
     with ExitStack() as stack:
         names = [*map(node_place, range(nodes)), *map(kafka_place, range(kafka_brokers))]
-        network: Optional[Network] = None
+        network: Network | None = None
         if any(counts.get(kind) for kind in ON_LINKS):
             try:
                 network = stack.enter_context(Network(names))

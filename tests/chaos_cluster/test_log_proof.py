@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from chaos.record import Record, Sent
-from chaos_cluster.log_proof import LOG_ROWS, LOGGED, ONCE, OWNERS, VOID, LogProof
 
+from chaos_cluster.log_proof import LOG_ROWS, LOGGED, ONCE, OWNERS, VOID, LogProof
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.records import CHANGES, CONTINUED, MORE, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
 from mqttbroker.core.delivery.publisher import BUS

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from chaos.device import Link
 from chaos.record import PROTOCOL, Record
-from chaos_cluster.wills import WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
 
+from chaos_cluster.wills import WILLS, WILLS_OF_LIVING, Mortal, complete, judge_wills
 from mqttbroker.codec.packets import Connack, Disconnect
 
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 from chaos.device import Address, Device
 from chaos.record import Record, Sent
+
 from mqttbroker.codec.packets import Will
 
 WILLS = "wills of broken connections that are missing, or were published twice"

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
-from typing import Optional
 
 from support.broker_process import BrokerProcess
 
@@ -104,7 +103,7 @@ class PublisherLives(Actor):
         self.directory = directory
         listed = ",".join(map(str, ports))
         self.command = [sys.executable, "-P", *program, name, listed, str(directory), str(version), str(rate)]
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: subprocess.Popen[bytes] | None = None
         self.last = 0
         self._over = False
         self._starting = threading.Lock()

@@ -106,8 +106,8 @@ def stateless() -> None:
 def dead_letters_last() -> None:
     """A batch is published before its dead letters are written."""
     from bridge_spark.tables.jobs.query_job import BatchContext
-    from bridge_spark.tables.jobs.table_pipeline import TablePipeline
     from bridge_spark.tables.jobs.staged_files import stage_counted
+    from bridge_spark.tables.jobs.table_pipeline import TablePipeline
     from bridge_spark.tables.rows.payloads import dead_letters
 
     def write(pipeline: TablePipeline, found: Any, batch: BatchContext) -> dict[str, Any]:

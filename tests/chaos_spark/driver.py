@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from support.paths import TESTS
 from support.processes import children, command_line
@@ -154,7 +154,7 @@ class Driver:
         self.files = files
         self.log = log
         self.program = program
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._left: dict[int, str] = {}
 
     def start(self, config: Path, *how: str) -> None:
@@ -166,7 +166,7 @@ class Driver:
             )
 
     @property
-    def ended(self) -> Optional[int]:
+    def ended(self) -> int | None:
         """The exit status; None while the driver runs."""
         assert self._process is not None
         return self._process.poll()
@@ -227,20 +227,20 @@ class Driver:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def stop(self) -> Optional[int]:
+    def stop(self) -> int | None:
         """Send SIGTERM; returns the exit status, or None if the driver does not end."""
         assert self._process is not None
         self._left.update(family(self._process.pid))
         self._process.send_signal(signal.SIGTERM)
         return self._wait()
 
-    def wait(self, seconds: float) -> Optional[int]:
+    def wait(self, seconds: float) -> int | None:
         """Wait for the driver to end; returns the exit status, or None after ``seconds``."""
         assert self._process is not None
         self._left.update(family(self._process.pid))
         return self._wait(seconds)
 
-    def _wait(self, seconds: float = END_SECONDS) -> Optional[int]:
+    def _wait(self, seconds: float = END_SECONDS) -> int | None:
         assert self._process is not None
         try:
             return self._process.wait(seconds)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from random import Random
-from typing import Any, NamedTuple, Optional, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from bridge_spark.source.storage import Manifest
 from chaos_spark.actors import Actor, PublisherLives
@@ -111,7 +111,7 @@ class Run:
         self.lost: Ranges = []
         self.over = threading.Event()
         self.served = ""  # the summary of the service
-        self.holding: Optional[bool] = None  # whether publishers pause; None: depends on the lag
+        self.holding: bool | None = None  # whether publishers pause; None: depends on the lag
 
     def go(self) -> None:
         """Run to the end; the verdict is in ``findings``."""
@@ -247,7 +247,7 @@ class Run:
                 break
             time.sleep(0.1)
         self.holding = True
-        before: Optional[Manifest] = None
+        before: Manifest | None = None
         while before != (now := self.service.manifest()):
             before = now
             time.sleep(SETTLED)

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from chaos.log_reader import LogReader
 from support.broker_process import BrokerProcess
@@ -112,7 +112,7 @@ def chaos(driver_kills: int, broker_kills: int, seed: int) -> Result:
         root = Path(directory)
         fill(broker.port, rows)
         reader = LogReader(broker.data_dir, "out")
-        driver: Optional[Driver] = None
+        driver: Driver | None = None
         try:
             for kind, moment in zip(kinds, at):
                 driver = driver or Driver(broker, root)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from random import Random
-from typing import Any, Optional
+from typing import Any
 
 import pandas  # type: ignore[import-untyped]
 import pyarrow.dataset  # type: ignore[import-untyped]
@@ -32,7 +32,7 @@ BAD, AGAIN, LATE = 40, 10, 97  # one in this many messages does not parse, is a 
 WINDOW = 60  # seconds
 LAST_SECONDS = 1800.0  # for the last driver to read the rest
 SCHEMA = "device string not null, ts timestamp not null, value double not null"
-START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
+START = datetime.fromtimestamp(START_US / 1e6, UTC)
 
 
 class Log:
@@ -93,7 +93,7 @@ class VersionedFiles(TableFiles):
             return any((self.data / name).stat().st_size > 0 for name in self.staged(batch))
         return False
 
-    def id(self) -> Optional[str]:
+    def id(self) -> str | None:
         """The checkpoint's id, None before there is one."""
         path = self.checkpoint / "metadata"
         return json.loads(path.read_text())["id"] if path.exists() else None
@@ -141,7 +141,7 @@ def _catalog(root: Path) -> dict[str, str]:
     return {"type": "sql", "uri": f"sqlite:///{root}/catalog.db", "warehouse": f"{root}/warehouse"}
 
 
-def _iceberg(output: Path) -> Optional[Any]:
+def _iceberg(output: Path) -> Any | None:
     """The Iceberg table of an output; None before it exists."""
     if not (output.parent / "catalog.db").exists():
         return None
@@ -268,7 +268,7 @@ class StateRun:
 
     def _judge_windows(self, found: Any) -> None:
         wanted = self.log.windows()
-        end: Optional[Any] = found["window_end"].max() if len(found) else None
+        end: Any | None = found["window_end"].max() if len(found) else None
         closed = {key: one for key, one in wanted.items() if end and key[0] + timedelta(seconds=WINDOW) <= end}
         self.findings.checked[WINDOWS] += len(closed)
         for row in found.itertuples():

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Optional
 
 from support.broker_process import BrokerProcess, to_toml
 from support.interpreters import Failed
@@ -30,9 +29,9 @@ class Listener:
 
     port: int
     kind: str = "tcp"
-    certfile: Optional[Path] = None
-    keyfile: Optional[Path] = None
-    cafile: Optional[Path] = None
+    certfile: Path | None = None
+    keyfile: Path | None = None
+    cafile: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Optional
 
 from support.interpreters import ROOT, Failed
 
@@ -23,7 +22,7 @@ from clients.results import Result
 from clients.suites import SUITES, Suite
 
 
-def fetch(suite: Suite, directory: Path) -> Optional[str]:
+def fetch(suite: Suite, directory: Path) -> str | None:
     """Fetch a suite unless it is there; returns why it cannot run, if so."""
     missing = sources.executables("unshare", *suite.programs)
     if missing:
@@ -40,7 +39,7 @@ def fetch(suite: Suite, directory: Path) -> Optional[str]:
     return None
 
 
-def run_one(suite: Suite, broker: str, fetched: Path, scratch: Path) -> Optional[list[Result]]:
+def run_one(suite: Suite, broker: str, fetched: Path, scratch: Path) -> list[Result] | None:
     """The results of a suite against a broker; None if it did not run, which was said on stderr."""
     shutil.rmtree(scratch, ignore_errors=True)
     scratch.mkdir(parents=True)
@@ -66,7 +65,7 @@ def main() -> int:
     return check(chosen, options.directory.resolve(), None if options.suites else options.document, options.jobs)
 
 
-def check(suites: Sequence[Suite], directory: Path, document: Optional[Path], jobs: int) -> int:
+def check(suites: Sequence[Suite], directory: Path, document: Path | None, jobs: int) -> int:
     """Run suites, print what is wrong, and write the page; returns the exit status."""
     found = [fetch(suite, directory / suite.name) for suite in suites]
     wrong = [problem for problem in found if problem is not None]

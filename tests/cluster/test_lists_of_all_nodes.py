@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import urlencode
 
 import pytest
@@ -48,7 +48,7 @@ def devices(nodes: ClusterNodes) -> Iterator[dict[str, RawClient]]:
         yield found
 
 
-def request(nodes: ClusterNodes, node: int, method: str, path: str, body: Optional[dict[str, Any]] = None, **query: Any) -> Any:
+def request(nodes: ClusterNodes, node: int, method: str, path: str, body: dict[str, Any] | None = None, **query: Any) -> Any:
     url = f"{nodes.nodes[node].url}/api/v1{path}" + (f"?{urlencode(query)}" if query else "")
     data = None if body is None else json.dumps(body).encode()
     asked = urllib.request.Request(url, data, {"Authorization": f"Bearer {TOKEN}"}, method=method)

@@ -35,7 +35,7 @@ def owners(cluster: ClusterNodes, node: int = 0) -> list[str]:
     return [shard["owner"] for shard in found["shards"]]
 
 
-def command(cluster: ClusterNodes, node: int, *words: str) -> "subprocess.CompletedProcess[str]":
+def command(cluster: ClusterNodes, node: int, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-P", "-m", "mqttbroker", *words, "--url", cluster.nodes[node].url, "--token", TOKEN],
         capture_output=True, text=True, timeout=120,

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from chaos.clients import TOPICS, Broker, Client, Publisher, RetainedReader, Subscriber
@@ -78,7 +78,7 @@ class Stayer:
         self.node = home  # the last one that it was connected to
         self.losses = 0
         self.longest = 0.0  # seconds from a loss to the next CONNACK, or SUBACK of a client without a session
-        self.reasons: list[Optional[int]] = []  # of the DISCONNECT before each loss; None if there was none
+        self.reasons: list[int | None] = []  # of the DISCONNECT before each loss; None if there was none
         self.refusals: Counter[int] = Counter()  # CONNACKs by reason code
         self.served = False
         self._home = home
@@ -175,7 +175,7 @@ class Upgrade:
         ]  # fmt: skip
         self.stayers = [Stayer(client, n % NODES, self.balancer) for n, client in enumerate(clients)]
         self.mortals = [Mortal(f"mortal-{n}", 4 + n % 2, record, self.balancer.addresses[n], 1 + n % 2) for n in range(NODES)]
-        self._owners: list[Optional[str]] = []
+        self._owners: list[str | None] = []
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as group:
@@ -307,7 +307,7 @@ class Upgrade:
         )
 
 
-def owners(status: Any) -> list[Optional[str]]:
+def owners(status: Any) -> list[str | None]:
     return [one["owner"] for one in status["shards"]]
 
 

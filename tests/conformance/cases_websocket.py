@@ -6,7 +6,7 @@ import base64
 import hashlib
 import os
 import socket
-from typing import Any, Optional
+from typing import Any
 
 from conformance.script import (
     CONNACK,
@@ -81,7 +81,7 @@ class WebSocket:
             if opcode != PONG:
                 return data
 
-    def _frame(self) -> Optional[tuple[int, bytes]]:
+    def _frame(self) -> tuple[int, bytes] | None:
         head = self.buffer
         if len(head) < 2:
             return None

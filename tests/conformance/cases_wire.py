@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 
 from conformance.script import BROKEN, CONNECT, PINGREQ, PUBLISH, Case, Codes, Sendable, Step, a, b
 from conformance.wire import FORMS, Raw, frame, none, prop, props, s, varint
@@ -12,7 +12,7 @@ BAD_STRINGS = (b"\xed\xa0\x80", b"\xed\xbf\xbf", b"\xc0\x80", b"a\xc3", b"\xff")
 NUL = b"a\0b"
 
 
-def breaks(name: str, v4: Optional[str], v5: Optional[str], *packets: Sendable, code: Any = BROKEN) -> Case:
+def breaks(name: str, v4: str | None, v5: str | None, *packets: Sendable, code: Any = BROKEN) -> Case:
     """Each of these packets, after a valid CONNECT, closes the connection."""
     steps: list[Step] = []
     for packet in packets:
@@ -25,7 +25,7 @@ def connect(flags: int, *payload: bytes, five: bytes = b"\0") -> Raw:
     return frame(0x10, s("MQTT"), lambda v: bytes((v, flags)), b"\0\0", lambda v: five if v >= 5 else b"", *payload)
 
 
-def spoils(name: str, v4: Optional[str], v5: Optional[str], *connects: Sendable, code: Any = BROKEN) -> Case:
+def spoils(name: str, v4: str | None, v5: str | None, *connects: Sendable, code: Any = BROKEN) -> Case:
     """Each of these CONNECTs is malformed: 3.1.1 closes without CONNACK, 5.0 sends its reason code."""
     steps: list[Step] = []
     for packet in connects:
@@ -190,7 +190,7 @@ BODIES = [
 
 # --- properties ---------------------------------------------------------------------------------------------------
 
-_SAMPLE: dict[Union[int, str], Any] = {"s": "t", "b": b"t", "v": 1, "p": ("k", "v")}
+_SAMPLE: dict[int | str, Any] = {"s": "t", "b": b"t", "v": 1, "p": ("k", "v")}
 _LEGAL: dict[str, tuple[int, ...]] = {
     "publish": (0x01, 0x02, 0x03, 0x08, 0x09, 0x0B, 0x23, 0x26),
     "puback": (0x1F, 0x26), "pubrec": (0x1F, 0x26), "pubrel": (0x1F, 0x26), "pubcomp": (0x1F, 0x26),

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 from unittest.mock import ANY
 from zlib import crc32
 
@@ -18,14 +18,14 @@ from conformance.wire import ALIAS, MAXIMUM_PACKET_SIZE, Packet, Property, Raw, 
 
 LIMIT = 5.0  # seconds for an answer, unless a case sets another limit
 Step = Callable[["Run"], None]
-Sendable = Union[Packet, Raw, bytes]
-Props = Optional[Sequence[Property]]
+Sendable = Packet | Raw | bytes
+Props = Sequence[Property] | None
 
 
 # --- packets ------------------------------------------------------------------------------------------------------
 
 
-def CONNECT(client: Union[str, bytes] = "~a", clean: int = 1, keep_alive: int = 0, will: Optional[Packet] = None,
+def CONNECT(client: str | bytes = "~a", clean: int = 1, keep_alive: int = 0, will: Packet | None = None,
             user: Any = None, password: Any = None, props: Props = None) -> Packet:  # fmt: skip
     return Packet("CONNECT", client=client, clean=clean, keep_alive=keep_alive, will=will, user=user,
                   password=password, props=props)  # fmt: skip
@@ -132,7 +132,7 @@ class Link:
         if isinstance(packet, Packet) and packet.kind == "CONNECT":
             self.limit = dict(packet.props or ()).get(MAXIMUM_PACKET_SIZE, self.limit)
 
-    def next(self, seconds: float) -> Optional[Packet]:
+    def next(self, seconds: float) -> Packet | None:
         """The next packet; None if the broker closes; AssertionError if neither happens in time."""
         deadline = time.monotonic() + seconds
         while True:
@@ -190,7 +190,7 @@ class Run:
             link.sent(packet)
         link.socket.sendall(b"".join(parts))
 
-    def receive(self, name: str, seconds: float = LIMIT) -> Optional[Packet]:
+    def receive(self, name: str, seconds: float = LIMIT) -> Packet | None:
         packet = self.links[name].next(seconds)
         if packet is not None:
             self.received.append(packet)
@@ -219,7 +219,7 @@ class Actor:
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def open(self, version: Optional[int] = None) -> Step:
+    def open(self, version: int | None = None) -> Step:
         """Open a connection and send nothing."""
 
         def step(run: Run) -> None:
@@ -230,7 +230,7 @@ class Actor:
 
         return step
 
-    def connect(self, stay: int = 0, session: Any = ANY, code: int = 0, version: Optional[int] = None, has: Any = None,
+    def connect(self, stay: int = 0, session: Any = ANY, code: int = 0, version: int | None = None, has: Any = None,
                 **fields: Any) -> Step:  # fmt: skip
         """CONNECT and CONNACK; ``stay``: the session expiry in seconds (version 4: never)."""
         fields.setdefault("client", "~" + self.name)
@@ -382,7 +382,7 @@ class Case:
     ``broker`` is the name of its settings in ``cases.BROKERS``. A ``timed`` case takes seconds and runs beside others.
     """
 
-    def __init__(self, name: str, v4: Optional[str], v5: Optional[str], steps: Sequence[Step], broker: str = "default",
+    def __init__(self, name: str, v4: str | None, v5: str | None, steps: Sequence[Step], broker: str = "default",
                  timed: bool = False) -> None:  # fmt: skip
         self.name = name
         self.ids = {version: tuple(f"MQTT-{n}" for n in numbers.split())

@@ -7,7 +7,7 @@ that the packet does not list, and lengths in more bytes than needed.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Optional, Union
+from typing import Any
 from unittest.mock import ANY
 
 NAMES = ("", "CONNECT", "CONNACK", "PUBLISH", "PUBACK", "PUBREC", "PUBREL", "PUBCOMP", "SUBSCRIBE", "SUBACK",
@@ -17,7 +17,7 @@ FLAGS = {"PUBREL": 2, "SUBSCRIBE": 2, "UNSUBSCRIBE": 2}
 ACKS = ("PUBACK", "PUBREC", "PUBREL", "PUBCOMP")
 
 # The type of each property: the width of an integer, or v(arint), s(tring), b(inary), p(air).
-FORMS: dict[int, Union[int, str]] = {
+FORMS: dict[int, int | str] = {
     0x01: 1, 0x02: 4, 0x03: "s", 0x08: "s", 0x09: "b", 0x0B: "v", 0x11: 4, 0x12: "s", 0x13: 2, 0x15: "s", 0x16: "b",
     0x17: 1, 0x18: 4, 0x19: 1, 0x1A: "s", 0x1C: "s", 0x1F: "s", 0x21: 2, 0x22: 2, 0x23: 2, 0x24: 1, 0x25: 1,
     0x26: "p", 0x27: 4, 0x28: 1, 0x29: 1, 0x2A: 1,
@@ -72,7 +72,7 @@ def varint(value: int) -> bytes:
     return bytes(out) + bytes((value,))
 
 
-def s(text: Union[str, bytes]) -> bytes:
+def s(text: str | bytes) -> bytes:
     """A string or binary data with its two-byte length; bytes are not checked."""
     data = text.encode("utf-8") if isinstance(text, str) else text
     return len(data).to_bytes(2, "big") + data
@@ -153,7 +153,7 @@ class Packet:
         return bytes((TYPES[self.kind] << 4 | flags,)) + varint(len(body)) + body
 
     def _connect(self, version: int, own: Callable[[str], str], tail: bytes) -> bytes:
-        will: Optional[Packet] = self.will
+        will: Packet | None = self.will
         flags = 2 * self.clean
         rest = s(own(self.client) if isinstance(self.client, str) else self.client)
         if will is not None:
@@ -172,7 +172,7 @@ class Packet:
 class Raw:
     """Bytes to send; parts that depend on the version are functions of it."""
 
-    def __init__(self, *parts: Union[bytes, Callable[[int], bytes]], head: Optional[int] = None) -> None:
+    def __init__(self, *parts: bytes | Callable[[int], bytes], head: int | None = None) -> None:
         self.parts = parts
         self.head = head
 
@@ -181,7 +181,7 @@ class Raw:
         return body if self.head is None else bytes((self.head,)) + varint(len(body)) + body
 
 
-def frame(head: int, *parts: Union[bytes, Callable[[int], bytes]]) -> Raw:
+def frame(head: int, *parts: bytes | Callable[[int], bytes]) -> Raw:
     """A packet with this first byte around any body."""
     return Raw(*parts, head=head)
 
@@ -247,7 +247,7 @@ class Reader:
             found.append((identifier, inner.value(FORMS[identifier])))
         return found
 
-    def value(self, form: Union[int, str]) -> Any:
+    def value(self, form: int | str) -> Any:
         if isinstance(form, int):
             return self.number(form)
         if form == "v":
@@ -257,7 +257,7 @@ class Reader:
         return self.text() if form == "s" else self.binary()
 
 
-def read(buffer: bytes, version: int) -> tuple[Optional[Packet], int]:
+def read(buffer: bytes, version: int) -> tuple[Packet | None, int]:
     """The first packet of received bytes and its size; (None, 0) if it is incomplete."""
     if len(buffer) < 2:
         return None, 0

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 from random import Random
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 from support.store_writer import Writer, message, retained
 
@@ -137,12 +137,12 @@ class Expected(NamedTuple):
     """The commits that were reported as done, by number; the attempt without an answer, if there is one."""
 
     done: list[Attempt]
-    open: Optional[Attempt]
+    open: Attempt | None
 
 
 def expected(report: bytes) -> Expected:
     done: list[Attempt] = []
-    waiting: Optional[Attempt] = None
+    waiting: Attempt | None = None
     for line in report.decode().splitlines():
         number, attempt, outcome = line.split()
         waiting = (int(number), int(attempt)) if outcome == "sent" else None

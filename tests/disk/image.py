@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from pathlib import Path
 from random import Random
-from typing import Optional, Union
 
 from disk.layer import CREATE, MKDIR, RENAME, SYNC, TRUNCATE, UNLINK, WRITE, Call
 
@@ -23,7 +22,7 @@ VOLATILE = ("-shm", "/lock")
 class Change:
     """A write, or a truncation to ``offset`` when ``data`` is None."""
 
-    def __init__(self, offset: int, data: Optional[memoryview]) -> None:
+    def __init__(self, offset: int, data: memoryview | None) -> None:
         self.offset = offset
         self.data = data
         self.state = PENDING
@@ -71,9 +70,9 @@ class Folder:
     def __init__(self) -> None:
         self.disk: dict[str, Entry] = {}
         self.now: dict[str, Entry] = {}
-        self.changes: list[tuple[str, Optional[Entry]]] = []
+        self.changes: list[tuple[str, Entry | None]] = []
 
-    def set(self, name: str, entry: Optional[Entry]) -> None:
+    def set(self, name: str, entry: Entry | None) -> None:
         self.changes.append((name, entry))
         _rename(self.now, name, entry)
 
@@ -96,7 +95,7 @@ class Folder:
         return names
 
 
-Entry = Union[File, Folder]
+Entry = File | Folder
 
 
 class Disk:
@@ -135,7 +134,7 @@ class Disk:
 
     def _sync(self, call: Call) -> None:
         try:
-            entry: Optional[Entry] = self._at(call.path)
+            entry: Entry | None = self._at(call.path)
         except KeyError:
             entry = None  # renamed or unlinked since it was opened
         if not isinstance(entry, Folder):
@@ -193,7 +192,7 @@ class Disk:
                 (target / name).write_bytes(entry.left(rng))
 
 
-def _rename(names: dict[str, Entry], name: str, entry: Optional[Entry]) -> None:
+def _rename(names: dict[str, Entry], name: str, entry: Entry | None) -> None:
     old, _, fresh = name.partition("\0")
     if fresh or entry is None:
         names.pop(old, None)

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
-from typing import NamedTuple, Optional
+from typing import NamedTuple
 
 SOURCE = Path(__file__).with_name("preload.c")
 CREATE, TRUNCATE, WRITE, SYNC, RENAME, UNLINK, MKDIR = range(1, 8)

@@ -10,9 +10,9 @@ import argparse
 import shutil
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Callable, Optional
 
 from support.broker_process import BrokerProcess
 from support.memory_directory import directory_in_memory
@@ -34,8 +34,8 @@ class PowerLoss:
         directory: Path,
         seed: str,
         messages: int,
-        publishers: Optional[list[str]] = None,
-        faults: Optional[Callable[[Layer], None]] = None,
+        publishers: list[str] | None = None,
+        faults: Callable[[Layer], None] | None = None,
     ) -> None:
         self.directory = directory
         self.seed = seed

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from random import Random
-from typing import Optional
 
 from support.broker_process import BrokerProcess
 from support.raw_client import RawClient, describe
@@ -284,7 +283,7 @@ class Load:
                     self.history.watermarks.append((when, key, int(partition["high_watermark"])))
 
 
-def _arrived(client: RawClient) -> Optional[Packet]:
+def _arrived(client: RawClient) -> Packet | None:
     try:
         return client.receive(0.05)
     except TimeoutError:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from random import Random
-from typing import Optional
 
 import pytest
 from disk import committing
@@ -73,7 +72,7 @@ class Recorded:
         disk.expect(self.root)
         shutil.rmtree(self.root)
 
-    def lose_power(self, count: int, seed: str, judge: Optional[Judge] = None, ways: Sequence[str] = ("killed", "power lost")) -> None:
+    def lose_power(self, count: int, seed: str, judge: Judge | None = None, ways: Sequence[str] = ("killed", "power lost")) -> None:
         """At so many moments, judge what a power loss may leave, and what a kill leaves."""
         numbers = range(len(self.calls) + 1)
         moments = sorted(Random(seed).sample(numbers, min(count, len(numbers))))

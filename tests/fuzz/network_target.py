@@ -12,7 +12,6 @@ import threading
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from random import Random
-from typing import Optional
 
 from support.broker_process import BrokerProcess
 from support.core import wait_until
@@ -65,7 +64,7 @@ class Bystanders(threading.Thread):
         self.subscriber.connect("bystander-subscriber")
         self.subscriber.subscribe("bystander/+", options=2)
         self.messages = 0
-        self.error: Optional[BaseException] = None
+        self.error: BaseException | None = None
         self._stopping = threading.Event()
 
     def run(self) -> None:

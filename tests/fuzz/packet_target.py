@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 from random import Random
-from typing import Any, Optional
+from typing import Any
 
 from support.core import Core, CoreClient
 
@@ -117,7 +117,7 @@ class CodecTarget:
         return after - start
 
 
-def _read(data: bytes, start: int, version: int) -> tuple[Optional[Parsed], int, str]:
+def _read(data: bytes, start: int, version: int) -> tuple[Parsed | None, int, str]:
     """The result of the reference: packet, position after it, and the fault."""
     try:
         found = split(data, start)

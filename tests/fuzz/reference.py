@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, Optional, Union
+from typing import Any
 
-Value = Union[int, str, bytes, tuple[str, str]]
+Value = int | str | bytes | tuple[str, str]
 
 NAMES = (
     "reserved connect connack publish puback pubrec pubrel pubcomp subscribe suback unsubscribe unsuback pingreq pingresp disconnect auth"
@@ -91,7 +91,7 @@ class Parsed:
         )  # fmt: skip
 
 
-def split(data: bytes, position: int) -> Optional[tuple[int, bytes, int]]:
+def split(data: bytes, position: int) -> tuple[int, bytes, int] | None:
     """First byte, body and end of the packet at ``position``; None if it is incomplete."""
     if position >= len(data):
         return None

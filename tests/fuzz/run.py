@@ -11,7 +11,6 @@ import tempfile
 import time
 import traceback
 from pathlib import Path
-from typing import Optional
 
 from fuzz.core_target import CoreTarget
 from fuzz.network_target import NetworkTarget
@@ -21,7 +20,7 @@ from fuzz.packet_target import CodecTarget, ExchangeTarget
 class Run:
     """Runs the targets in turn: ``rounds`` rounds, or, if None, for ``seconds``."""
 
-    def __init__(self, seed: str, first: int, rounds: Optional[int], seconds: float, directory: Path) -> None:
+    def __init__(self, seed: str, first: int, rounds: int | None, seconds: float, directory: Path) -> None:
         self.seed = seed
         self.first = first
         self.rounds = rounds

@@ -6,8 +6,6 @@ version, and the first packet that the standard forbids closes the connection.
 
 from __future__ import annotations
 
-from typing import Optional
-
 from fuzz.reference import CLIENT_SENDS, SERVER_SENDS, Bad, Parsed, end_of, parse, sent_again, split
 
 CONNACK_AND_TWO = b"\x20\x02"  # a CONNACK without properties, of 3.1.1
@@ -18,7 +16,7 @@ class Finding(AssertionError):
     """The broker violated the standard, or failed."""
 
 
-def offence(data: bytes) -> Optional[int]:
+def offence(data: bytes) -> int | None:
     """The end of the first packet that a server must refuse; None if there is none before DISCONNECT."""
     version = 0
     position = 0

@@ -14,7 +14,7 @@ from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Optional, TypeVar
+from typing import Any, TypeVar
 
 SECONDS = 30
 T = TypeVar("T")
@@ -46,13 +46,13 @@ class Connection:
     version: int
     clean: bool = True
     kept: bool = False
-    will: Optional[Message] = None
+    will: Message | None = None
 
 
 class Client(ABC):
     """One connection by one library. Constructing connects and waits for CONNACK."""
 
-    session_present: Optional[bool] = None
+    session_present: bool | None = None
     """From CONNACK; None if the library does not report it."""
 
     def __init__(self, connection: Connection) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from client import Message
 from paho.mqtt.packettypes import PacketTypes
@@ -25,7 +25,7 @@ def publish_properties(message: Message) -> Properties:
     return properties
 
 
-def subscribe_properties(identifier: int) -> Optional[Properties]:
+def subscribe_properties(identifier: int) -> Properties | None:
     if not identifier:
         return None
     properties = Properties(PacketTypes.SUBSCRIBE)
@@ -39,7 +39,7 @@ def connect_properties(kept: bool) -> Properties:
     return properties
 
 
-def message_of(topic: str, payload: bytes, qos: int, retain: bool, properties: Optional[Properties]) -> Message:
+def message_of(topic: str, payload: bytes, qos: int, retain: bool, properties: Properties | None) -> Message:
     def field(name: str, empty: Any) -> Any:
         return getattr(properties, name, empty)
 

@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from support.browser import WAIT, Errors, browser
@@ -29,7 +28,7 @@ class TestNode(DeviceRun):
     def test_what_the_broker_refuses_is_a_line(self, devices: DeviceBroker) -> None:
         self.refused(devices)
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+    def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         environment = {**os.environ, **settings(port, cafile, password, name)}
         return Program(["node", PROGRAMS / "javascript" / "device.js"], environment, PROGRAMS)
 

@@ -7,7 +7,7 @@ import queue
 import subprocess
 import threading
 from dataclasses import replace
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from client import SECONDS, Client, Connection, Message
@@ -60,7 +60,7 @@ class Mosquitto(Client):
     def __init__(self, connection: Connection) -> None:
         super().__init__(connection)
         self._granted: queue.Queue[str] = queue.Queue()
-        self._process: Optional[subprocess.Popen[str]] = None
+        self._process: subprocess.Popen[str] | None = None
         self._filter = ""
 
     def subscribe(self, topic_filter: str, qos: int, identifier: int = 0) -> None:

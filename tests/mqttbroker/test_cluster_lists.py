@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -33,7 +33,7 @@ class FakeCores:
         self.asked: list[tuple[int, str, str, dict[str, str], Any]] = []
 
     async def ask(
-        self, shard: int, method: str, path: str, query: Mapping[str, str] = {}, body: Optional[Mapping[str, Any]] = None
+        self, shard: int, method: str, path: str, query: Mapping[str, str] = {}, body: Mapping[str, Any] | None = None
     ) -> CoreAnswer:
         self.asked.append((shard, method, path, dict(query), body))
         if shard in self.away:
@@ -175,7 +175,7 @@ async def test_subscriptions_of_one_core_follow_those_of_another(lists: ClusterL
     assert {asked[3]["filter"] for asked in cores.asked} == {"a/#"}
 
 
-def ban(client_id: str, seconds: Optional[float], cause: str = "operator") -> dict[str, Any]:
+def ban(client_id: str, seconds: float | None, cause: str = "operator") -> dict[str, Any]:
     return {"address": "", "username": "", "client_id": client_id, "cause": cause, "reason": "spam", "seconds_left": seconds}
 
 

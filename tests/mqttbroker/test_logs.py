@@ -10,9 +10,9 @@ import subprocess
 import sys
 
 import pytest
-from support.patience import PATIENCE
 from hypothesis import given
 from hypothesis import strategies as st
+from support.patience import PATIENCE
 
 from mqttbroker import logs
 from mqttbroker.log_targets import Stderr

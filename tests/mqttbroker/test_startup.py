@@ -10,7 +10,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Union
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -133,7 +132,7 @@ def test_commands_name_a_data_directory_of_another_user(open_directory: Path, wo
         (False, "allowed nowhere (allow_anonymous = false)"),
     ],
 )
-def test_the_reason_of_a_refused_anonymous_client_is_the_setting(setting: Union[bool, str], reason: str) -> None:
+def test_the_reason_of_a_refused_anonymous_client_is_the_setting(setting: bool | str, reason: str) -> None:
     listeners = [{"allow_anonymous": setting, "proxy_protocol": True, "proxy_sources": ["127.0.0.0/8"]}]
     with BrokerProcess(config={"listeners": listeners}) as broker, RawClient(broker.port) as client:
         client.send(b"PROXY TCP4 192.0.2.7 192.0.2.1 4000 1883\r\n")

@@ -10,7 +10,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from support.interpreters import ROOT, Failed, run
+from support.interpreters import Failed, run
 
 MACHINE = "aarch64"
 GLIBC = "2.17"  # the oldest that pip knows as manylinux for aarch64

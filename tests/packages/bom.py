@@ -11,7 +11,7 @@ import tomllib
 import zipfile
 from email.parser import HeaderParser
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from packaging.requirements import Requirement
 from support.interpreters import ROOT, run
@@ -24,7 +24,7 @@ def beside(package: Path) -> Path:
     return package.with_name(f"{package.name}.cdx.json")
 
 
-def of_wheel(wheel: Path, packages: Path, log: Path, package: Optional[Path] = None) -> Path:
+def of_wheel(wheel: Path, packages: Path, log: Path, package: Path | None = None) -> Path:
     """Write the bill of ``wheel``, or of ``package`` that it was built from.  ``packages`` has what its installation brought."""
     package = package or wheel
     with tempfile.TemporaryDirectory() as scratch:

@@ -17,7 +17,6 @@ import tarfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Optional, Union
 
 from support.interpreters import ROOT, Failed, copy_tracked_files, interpreter, run
 
@@ -45,7 +44,7 @@ class Builder:
         (self.sdist_path,) = self._dist.glob("mqttbroker-*.tar.gz")
         return self.sdist_path
 
-    def wheel(self, sdist: Path, python: str, name: str, compiled: bool, cross: Optional[Cross] = None) -> Path:
+    def wheel(self, sdist: Path, python: str, name: str, compiled: bool, cross: Cross | None = None) -> Path:
         """Build a wheel from the sdist; a compiled one is renamed for the systems that have the libraries it needs."""
         source = self._scratch / name
         with tarfile.open(sdist) as archive:
@@ -91,7 +90,7 @@ def native(builder: Builder, python: str, name: str, kind: str, wheel: Path, scr
     return "passed"
 
 
-def emulated(emulator: Union[Emulated, str], wheel: Path, version: str, name: str, scratch: Path) -> str:
+def emulated(emulator: Emulated | str, wheel: Path, version: str, name: str, scratch: Path) -> str:
     """Try a wheel for aarch64 where there is an emulator with its version of Python; return a line about it."""
     packages, log = scratch / f"environment-{name}", scratch / f"{name}.log"
     install(wheel, version, packages, log)
@@ -113,7 +112,7 @@ def results(pythons: dict[str, str], machines: Sequence[str], dist: Path, scratc
         yield False, f"sdist: FAILED: {error}"
         return
     yield True, f"{sdist.name}: {sdist.stat().st_size / 1024:.0f} KiB"
-    emulator: Union[Emulated, str] = ""
+    emulator: Emulated | str = ""
     if MACHINE in machines and platform.machine() != MACHINE:
         try:
             emulator = Emulated(scratch / "debian", scratch / "debian.log")

@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from project.test_docs_examples import BLOCK
@@ -84,7 +83,7 @@ class Conversation(DeviceRun):
 
 
 class TestPython(Conversation):
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+    def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         environment = {**os.environ, **settings(port, cafile, password, name)}
         return Program([sys.executable, PROGRAMS / "python" / "device.py"], environment, PROGRAMS)
 
@@ -110,7 +109,7 @@ class Built(Conversation):
             assert done.returncode == 0, done.stdout[-4000:]
         cls.built = directory
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+    def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         return Program(self.command, {**os.environ, **settings(port, cafile, password, name)}, self.built)
 
 
@@ -170,7 +169,7 @@ class TestMicroPython(DeviceRun):
     def test_it_keeps_its_session_and_its_readings(self, devices: DeviceBroker, tls: bool) -> None:
         self.converse(devices, tls)
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+    def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         text = (PROGRAMS / "micropython" / "device.py").read_text(encoding="utf-8")
         changes = {'"192.168.1.10", 1883, "device-1", ""': f'"localhost", {port}, "{name}", "{password}"'}
         if cafile is not None:
@@ -194,7 +193,7 @@ class TestArduino(DeviceRun):
     def test_it_keeps_its_session_and_its_readings(self, devices: DeviceBroker) -> None:
         self.converse(devices, tls=False)
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+    def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         mqtt, core = sources("arduino-mqtt") / "src", sources("ArduinoCore-API")
         changes = {'"192.168.1.10"': '"127.0.0.1"', ', PASSWORD[] = ""': f', PASSWORD[] = "{password}"', "PORT = 1883": f"PORT = {port}"}
         sketch = self.directory / "device.ino"

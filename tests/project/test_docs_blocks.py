@@ -19,7 +19,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
@@ -200,7 +200,7 @@ def commands(page: str) -> list[str]:
     return [line for line in re.sub(r"\\\n\s*", "", code).splitlines() if line.strip()]
 
 
-def reason(line: str) -> Optional[str]:
+def reason(line: str) -> str | None:
     """Why this command is not run here."""
     return next((begin for begin in NOT_RUN if line.removeprefix(".venv/bin/").startswith(begin) or line.startswith(begin)), None)
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 from urllib.error import HTTPError
 
 import kubernetes_validate
@@ -29,13 +29,13 @@ OPERATOR_KINDS = {"ServiceMonitor"}  # kinds that Kubernetes itself does not hav
 pytestmark = pytest.mark.one_build
 
 
-def helm(*arguments: str, values: Optional[Mapping[str, Any]] = None) -> subprocess.CompletedProcess[str]:
+def helm(*arguments: str, values: Mapping[str, Any] | None = None) -> subprocess.CompletedProcess[str]:
     assert HELM is not None, "helm is not installed"
     text = json.dumps({"image": {"repository": "registry/mqttbroker"}, **(values or {})})
     return subprocess.run([HELM, *arguments, "--values", "-"], input=text, capture_output=True, text=True, check=False)
 
 
-def rendered(values: Optional[Mapping[str, Any]] = None) -> dict[str, dict[str, Any]]:
+def rendered(values: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """The objects of the chart, by kind and name."""
     done = helm("template", "site", str(CHART), values=values)
     assert done.returncode == 0, done.stderr

@@ -9,7 +9,6 @@ from __future__ import annotations
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Optional
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -58,15 +57,15 @@ class SessionModel(RuleBasedStateMachine):
         self.subscriptions: dict[str, int] = {}
         self.number = 0
         # The publisher: unacknowledged packets by packet id, and acknowledged messages.
-        self.publisher: Optional[CoreClient] = None
+        self.publisher: CoreClient | None = None
         self.sent: dict[int, tuple[Publish, bool]] = {}  # packet, whether PUBREC was received
         self.next_id = 1
         # By number: the granted QoS, None if no subscription matched, and the topic.
-        self.granted: dict[int, Optional[int]] = {}
+        self.granted: dict[int, int | None] = {}
         self.topics: dict[int, str] = {}
         self.accepted: set[int] = set()
         # The subscriber.
-        self.subscriber: Optional[CoreClient] = None
+        self.subscriber: CoreClient | None = None
         self.window = 65535
         self.pending: list[Packet] = []  # acknowledgements not yet sent
         self.open: set[int] = set()  # packet ids in flight on this connection
@@ -398,7 +397,7 @@ class GatedCore(Core):
         self.broker.journal.gated_deliveries = True
         self.unwritten, self.writing = set(), set()
 
-    def take(self) -> Optional[WriteSet]:
+    def take(self) -> WriteSet | None:
         self.writing, self.unwritten = self.unwritten, set()
         return super().take()
 

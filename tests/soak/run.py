@@ -14,14 +14,14 @@ import socket
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
-from mqttbroker.codec.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscribe, Subscription, Will
-from mqttbroker.codec.packets import Unsubscribe
-from mqttbroker.codec.properties import Properties
 from support.broker_process import BrokerProcess
 from support.raw_client import RawClient
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
+
+from mqttbroker.codec.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel, Subscribe, Subscription, Unsubscribe, Will
+from mqttbroker.codec.properties import Properties
 
 CLIENTS = 60
 FILTERS = [f"t/{number}/#" for number in range(150)] + [f"t/+/{number}" for number in range(50)] + ["#", "+/1/+"]
@@ -129,7 +129,7 @@ class Soak:
         last = str(self.published) if self.random.random() < 0.7 else str(self.random.randrange(50))
         return f"t/{self.random.randrange(150)}/{last}"
 
-    def some(self, client_id: str) -> Optional[RawClient]:
+    def some(self, client_id: str) -> RawClient | None:
         """The client if it is connected, after it has read all packets."""
         client = self.clients.get(client_id)
         if client is not None:
@@ -248,7 +248,7 @@ class Soak:
         return found
 
 
-def answer_to(packet: Packet) -> Optional[Packet]:
+def answer_to(packet: Packet) -> Packet | None:
     if isinstance(packet, Publish) and packet.qos:
         return Puback(packet.packet_id) if packet.qos == 1 else Pubrec(packet.packet_id)
     if isinstance(packet, Pubrec):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import urlencode
 
 from support.broker_process import BrokerProcess
@@ -40,7 +40,7 @@ class Api:
         assert status == 200, answer
         return answer
 
-    def refused(self, status: int, field: Optional[str], method: str, path: str, body: Any = None, **query: Any) -> str:
+    def refused(self, status: int, field: str | None, method: str, path: str, body: Any = None, **query: Any) -> str:
         """The detail of a refusal that names this field."""
         found, problem = self.ask(method, path, body, **query)
         assert (found, problem["status"], problem.get("field")) == (status, status, field), problem

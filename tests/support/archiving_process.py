@@ -10,13 +10,12 @@ import itertools
 import sys
 from pathlib import Path
 
-from support.damaged_log import END, KEY, make
-
 from bridge_spark.log import stream_log
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.files import sync_directory
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from support.damaged_log import END, KEY, make
 
 
 def main(data_dir: Path, archive: str, archive_bytes: int | None) -> int:

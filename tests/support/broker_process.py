@@ -21,13 +21,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, Union
+from typing import Any
 
+from mqttbroker.auth.proven_passwords import KeyFileError, find_key_file
 from support.forked_process import ForkedProcess, can_fork
 from support.patience import PATIENCE
 from support.processes import children, command_line
-
-from mqttbroker.auth.proven_passwords import KeyFileError, find_key_file
 
 START_SECONDS = 2 * PATIENCE
 STOP_SECONDS = PATIENCE
@@ -54,9 +53,9 @@ class BrokerProcess:
 
     def __init__(
         self,
-        data_dir: Optional[Path] = None,
-        config: Union[Mapping[str, Any], str, None] = None,
-        env: Optional[Mapping[str, str]] = None,
+        data_dir: Path | None = None,
+        config: Mapping[str, Any] | str | None = None,
+        env: Mapping[str, str] | None = None,
         arguments: Sequence[str] = (),
         program: Sequence[str] = PACKAGE,
         pass_fds: Sequence[int] = (),
@@ -78,8 +77,8 @@ class BrokerProcess:
         self.lines: list[str] = []
         self._first_line = 0  # of the last start
         self._new_line = threading.Condition()
-        self._process: Union[subprocess.Popen[str], ForkedProcess, None] = None
-        self._reader: Optional[threading.Thread] = None
+        self._process: subprocess.Popen[str] | ForkedProcess | None = None
+        self._reader: threading.Thread | None = None
         self._ended_by_test = True
         self._held: dict[int, socket.socket] = {}
 
@@ -174,7 +173,7 @@ class BrokerProcess:
     def __enter__(self) -> BrokerProcess:
         return self.start()
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             print(f"log of the broker:\n{self.log}")
         self.close()
@@ -199,7 +198,7 @@ class BrokerProcess:
     def url(self) -> str:
         return f"http://{self.host}:{self.http_port}"
 
-    def get(self, path: str, headers: Optional[Mapping[str, str]] = None) -> bytes:
+    def get(self, path: str, headers: Mapping[str, str] | None = None) -> bytes:
         """The body of a GET; raises urllib's HTTPError for a status of 400 or above."""
         request = urllib.request.Request(self.url + path, headers=dict(headers or {}))
         with urllib.request.urlopen(request, timeout=PATIENCE) as response:
@@ -232,7 +231,7 @@ class BrokerProcess:
         match = self.wait_for_log(f"{text}|{as_json}", START_SECONDS, after)
         return int(match[1] or match[2])
 
-    def _read(self, process: Union[subprocess.Popen[str], ForkedProcess]) -> None:
+    def _read(self, process: subprocess.Popen[str] | ForkedProcess) -> None:
         assert process.stdout is not None
         for line in process.stdout:
             with self._new_line:

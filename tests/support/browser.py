@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
+
 from support.tools import any_program, lacking
 
 WAIT = 15_000  # ms for what a page must show

@@ -7,18 +7,18 @@ import socket
 import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Optional
+from typing import Any
 
 
 class CallbackServer:
     """Answers by the user name, and keeps the requests. The user "hangs" is answered once `release` is set."""
 
-    def __init__(self, context: Optional[ssl.SSLContext] = None) -> None:
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.paths: list[str] = []
         self.release = threading.Event()
-        self.answers: dict[Optional[str], tuple[int, bytes]] = {}
+        self.answers: dict[str | None, tuple[int, bytes]] = {}
         owner = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ class CallbackServer:
         self._server.shutdown()
         self._server.server_close()
 
-    def say(self, username: Optional[str], answer: Any, status: int = 200) -> None:
+    def say(self, username: str | None, answer: Any, status: int = 200) -> None:
         """Answer this user with a status and a body: bytes, or an object for JSON."""
         self.answers[username] = (status, answer if isinstance(answer, bytes) else json.dumps(answer).encode())
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import ssl
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import trustme
 from cryptography import x509
@@ -34,7 +34,7 @@ class CertificateFiles:
         files = {"certfile": str(self.certfile), "keyfile": str(self.keyfile), "cafile": str(self.cafile)}
         return {"listeners": [{"host": "127.0.0.1"}, {"type": kind, "port": 0, **files, **more}]}
 
-    def client(self, name: Optional[str] = None, authority: Optional[trustme.CA] = None) -> ssl.SSLContext:
+    def client(self, name: str | None = None, authority: trustme.CA | None = None) -> ssl.SSLContext:
         """A client's TLS context; with a client certificate for ``name`` if one is given."""
         context = ssl.create_default_context()
         self.authority.configure_trust(context)
@@ -53,12 +53,12 @@ def revocation_list(
     authority: trustme.CA,
     *revoked: trustme.LeafCert | trustme.CA,
     lasts: timedelta = timedelta(days=1),
-    signed_by: Optional[trustme.CA] = None,
+    signed_by: trustme.CA | None = None,
 ) -> bytes:
     """An authority's list, in PEM, which expires after ``lasts``; by default the authority has signed it."""
     issuer = x509.load_pem_x509_certificate(authority.cert_pem.bytes())
     key: Any = serialization.load_pem_private_key((signed_by or authority).private_key_pem.bytes(), None)
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     builder = x509.CertificateRevocationListBuilder().issuer_name(issuer.subject)
     builder = builder.last_update(min(now, now + lasts) - timedelta(hours=1)).next_update(now + lasts)
     for certificate in revoked:

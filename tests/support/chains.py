@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Optional
-
-from support.core import Core, CoreClient
+from typing import Any
 
 from mqttbroker.codec.reason_codes import BAD_USER_NAME_OR_PASSWORD
 from mqttbroker.core.access.policy import (
@@ -15,12 +13,13 @@ from mqttbroker.core.access.policy import (
     Authenticator,
     Identity,
 )
+from support.core import Core, CoreClient
 
 
 class Scripted(Authenticator):
     """Answers as ``answer`` does; without it, later."""
 
-    def __init__(self, kind: str, answer: Optional[Callable[[AuthenticationRequest], None]], checks_credentials: bool = True) -> None:
+    def __init__(self, kind: str, answer: Callable[[AuthenticationRequest], None] | None, checks_credentials: bool = True) -> None:
         super().__init__(kind, checks_credentials)
         self.answer = answer
         self.asked: list[AuthenticationRequest] = []

@@ -23,13 +23,12 @@ END_SECONDS = 120.0
 
 def make(archive: Path, root: Path) -> None:
     """Run a job like those of the tests, in ``root``; its JVM writes ``archive`` when it ends."""
-    from support.ingest_jobs import document
-    from support.spark_home import use_spark_home
-    from support.spark_session import StreamWriter, message, start_session
-
     from bridge_spark.ingest import run
     from bridge_spark.java import use_java
     from bridge_spark.tables.ingest_config import parse_config
+    from support.ingest_jobs import document
+    from support.spark_home import use_spark_home
+    from support.spark_session import StreamWriter, message, start_session
 
     use_spark_home()  # an archive is for one class path
     java = use_java()

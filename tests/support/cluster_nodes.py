@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any
 
+from mqttbroker.node_shards import MOVING
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.kafka import KafkaCluster, Place, free_ports
 from support.processes import children
-
-from mqttbroker.node_shards import MOVING
 
 READY_SECONDS = 120.0  # three nodes start twelve processes, for which a machine with other work needs a minute
 TOKEN = "token-of-the-nodes-of-a-test"  # of nodes that are not on the loopback address
@@ -84,7 +83,7 @@ class ClusterNodes:
         kafka: KafkaCluster,
         count: int = 3,
         shards: int = 3,
-        config: Optional[Mapping[str, Any]] = None,
+        config: Mapping[str, Any] | None = None,
         arguments: Sequence[str] = (),
         places: Sequence[Place] = (),
         **cluster: Any,
@@ -128,7 +127,7 @@ class ClusterNodes:
             raise
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             self.print_logs()
             self.kill()

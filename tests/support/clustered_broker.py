@@ -12,7 +12,7 @@ import signal
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from support import broker_process
 from support.cluster_nodes import READY_SECONDS, ClusterNode, port_ranges, send_signal, wait_until_ready
@@ -21,7 +21,7 @@ from support.spread import Spread
 
 SHARDS = 3
 
-_kafka: Optional[KafkaCluster] = None
+_kafka: KafkaCluster | None = None
 
 
 def shared_kafka() -> KafkaCluster:
@@ -59,7 +59,7 @@ class ClusteredBroker(ClusterNode):
             ClusterNode(None, configuration(number), **{key: options[key] for key in ("env", "arguments") if key in options})
             for number in range(2, count + 1)
         ]
-        self._spread: Optional[Spread] = None
+        self._spread: Spread | None = None
 
     def launch(self) -> None:
         super().launch()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Optional
 
 import pytest
 
@@ -17,7 +16,7 @@ def write(directory: Path, text: str) -> Path:
     return path
 
 
-def problems(path: Optional[Path] = None, environ: Optional[dict[str, str]] = None, flags: Optional[dict[str, str]] = None) -> list[str]:
+def problems(path: Path | None = None, environ: dict[str, str] | None = None, flags: dict[str, str] | None = None) -> list[str]:
     """The problems, without the lines of their keys."""
     with pytest.raises(ConfigError) as caught:
         load_settings(path, environ, flags)

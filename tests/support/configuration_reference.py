@@ -13,14 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from support.paths import ROOT
-
 from mqttbroker import __version__
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.config import setting_kinds as kinds
 from mqttbroker.config.printed import toml
 from mqttbroker.config.settings import Bridge, BridgeTopic, HttpAccess, Listener, Queue, Settings, Stream
 from mqttbroker.reload import RELOADABLE
+from support.paths import ROOT
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
 # Keys of released versions, by section; "" has those in front of the sections. All others are new.

@@ -12,17 +12,12 @@ from collections.abc import Mapping
 from itertools import count
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional
-
-from support.patience import PATIENCE
-from support.raw_client import RawClient
+from typing import Any
 
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
-from mqttbroker.core.broker import Broker
-from mqttbroker.core.packets.packet_reader import PacketReader
 from mqttbroker.core.access.policy import (
     AnonymousPolicy,
     AuthenticationChain,
@@ -30,10 +25,14 @@ from mqttbroker.core.access.policy import (
     Authenticator,
     Identity,
 )
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.packets.packet_reader import PacketReader
 from mqttbroker.core.packets.protocol import Protocol
 from sessions.store.interface import StreamLog
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.patience import PATIENCE
+from support.raw_client import RawClient
 
 START = 1_700_000_000.0
 
@@ -59,8 +58,8 @@ class Core:
         self,
         directory: Path,
         durability: str = "commit",
-        log: Optional[StreamLog] = None,
-        others: Optional[Mapping[str, Any]] = None,
+        log: StreamLog | None = None,
+        others: Mapping[str, Any] | None = None,
         **limits: Any,
     ) -> None:
         self.directory = directory
@@ -84,7 +83,7 @@ class Core:
         self.reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.store.start(lambda *answer: self.answers.put(answer), lambda *read: self.reads.put(read))
         self.clients: list[CoreClient] = []
-        self.taken: Optional[WriteSet] = None
+        self.taken: WriteSet | None = None
 
     def assembled(self) -> None:
         """Called with the new broker before rows are restored; for subclasses."""
@@ -96,7 +95,7 @@ class Core:
 
     # --- the store ------------------------------------------------------------------------------------------------
 
-    def take(self) -> Optional[WriteSet]:
+    def take(self) -> WriteSet | None:
         """Start a commit; `commit` or `fail` ends it."""
         assert self.taken is None, "a commit is in progress"
         self.taken = self.broker.commits.next_write_set()
@@ -167,7 +166,7 @@ class Core:
     def __enter__(self) -> Core:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     # --- clients --------------------------------------------------------------------------------------------------

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from support.core import Core, CoreClient
-
 from mqttbroker.codec.packets import Packet, Puback, Pubcomp, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
 from sessions.session import Session
+from support.core import Core, CoreClient
 
 
 def durable(core: Core, client_id: str, window: int = 65535, clean_start: bool = False) -> CoreClient:

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from types import TracebackType
-from typing import Optional
 
 
 class CutProxy:
@@ -23,11 +22,11 @@ class CutProxy:
         self.frozen = False
         self.connections = 0  # accepted so far
         self.passed = 0  # bytes, both ways
-        self.cut_at: Optional[int] = None  # `passed` at which everything is cut, once
+        self.cut_at: int | None = None  # `passed` at which everything is cut, once
         self._writers: set[asyncio.StreamWriter] = set()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self._server: Optional[asyncio.Server] = None
+        self._server: asyncio.Server | None = None
 
     def __enter__(self) -> CutProxy:
         started = threading.Event()
@@ -42,7 +41,7 @@ class CutProxy:
         assert started.wait(10)
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result(10)
         self._call(self._loop.stop)
         self._thread.join(10)

@@ -11,11 +11,10 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
+from mqttbroker.codec.properties import Properties
 from support.broker_process import BrokerProcess
 from support.browser import browser
 from support.raw_client import RawClient
-
-from mqttbroker.codec.properties import Properties
 
 SECONDS = 240.0  # of the five minutes that a chart shows
 MACHINES = 24

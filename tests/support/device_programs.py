@@ -11,17 +11,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, Optional
-
-from support.broker_process import BrokerProcess
-from support.certificates import CertificateFiles
-from support.cut_proxy import CutProxy
-from support.patience import PATIENCE
-from support.paths import ROOT
-from support.raw_client import RawClient
+from typing import NamedTuple
 
 from mqttbroker.auth.passwords import hash_password
 from mqttbroker.codec.packets import Publish
+from support.broker_process import BrokerProcess
+from support.certificates import CertificateFiles
+from support.cut_proxy import CutProxy
+from support.paths import ROOT
+from support.patience import PATIENCE
+from support.raw_client import RawClient
 
 PROGRAMS = ROOT / "docs" / "examples" / "clients"
 NAME, PASSWORD = "device-1", "secret-1"
@@ -53,7 +52,7 @@ def device_broker(directory: Path) -> Iterator[DeviceBroker]:
         yield DeviceBroker(process, ports, files.cafile)
 
 
-def settings(port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> dict[str, str]:
+def settings(port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> dict[str, str]:
     """The environment of a program, beside that of the system."""
     found = {"MQTT_PORT": str(port), "MQTT_USER": name, "MQTT_PASSWORD": password}
     return found if cafile is None else {**found, "MQTT_CA": str(cafile)}
@@ -100,7 +99,7 @@ class Program:
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._process.kill()
         self._process.wait()
 
@@ -108,7 +107,7 @@ class Program:
 class DeviceRun:
     """What every program must do; a subclass starts it."""
 
-    def start(self, port: int, cafile: Optional[Path], password: str = PASSWORD, name: str = NAME) -> Program:
+    def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         raise NotImplementedError
 
     def converse(self, broker: DeviceBroker, tls: bool) -> None:

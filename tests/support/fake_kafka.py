@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import pytest
 from aiokafka.errors import KafkaConnectionError
@@ -33,18 +33,18 @@ class FakeKafka:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, count: int = 3, partitions: int = 1) -> None:
         self.numbers = range(1, count + 1)
         self.leaders = {partition: partition % count + 1 for partition in range(partitions)}
-        self.logs: List[List[bytes]] = [[] for _ in range(partitions)]  # batches of one record
+        self.logs: list[list[bytes]] = [[] for _ in range(partitions)]  # batches of one record
         self.starts = [0] * partitions
         self.isolated: set[int] = set()
         self.refused: set[int] = set()  # nothing listens
         self.fenced: set[int] = set()  # the controller has left them
-        self.behind: Dict[int, Dict[int, int]] = {}  # the leaders that a broker believes in
+        self.behind: dict[int, dict[int, int]] = {}  # the leaders that a broker believes in
         self.hears = True  # False: appends are stored, and not answered
-        self.opened: List[int] = []
+        self.opened: list[int] = []
         monkeypatch.setattr(kafka_brokers, "create_conn", self.connect)
 
     @property
-    def connection(self) -> Dict[str, Any]:
+    def connection(self) -> dict[str, Any]:
         return {"bootstrap_servers": [f"fake:{number}" for number in self.numbers]}
 
     async def connect(self, host: str, port: int, **_: Any) -> FakeConnection:
@@ -77,13 +77,13 @@ class FakeConnection:
         self._kafka = kafka
         self._number = number
         self._open = True
-        self._waiting: List[asyncio.Future[Any]] = []
+        self._waiting: list[asyncio.Future[Any]] = []
         self._lock = asyncio.Lock()
 
     def connected(self) -> bool:
         return self._open
 
-    def close(self, reason: Any = None) -> Optional[asyncio.Future[None]]:
+    def close(self, reason: Any = None) -> asyncio.Future[None] | None:
         self._open = False
         for future in self._waiting:
             if not future.done():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Optional
 
 from support.paths import ROOT
 
@@ -34,7 +33,7 @@ def place_of(file: Path) -> int:
 
 
 @functools.cache
-def part_of(file: Path) -> Optional[str]:
+def part_of(file: Path) -> str | None:
     """What a file shares with others; None: nothing."""
     text = file.read_text(encoding="utf-8")
     return next((shared for shared, folder in SHARED.items() if folder in file.parents and shared in text), None)

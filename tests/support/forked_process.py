@@ -17,7 +17,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Optional
 
 SERVER = Path(__file__).with_name("fork_server.py")
 ANSWER_BYTES = 64
@@ -73,15 +72,15 @@ class ForkedProcess:
             os.close(output)
             os.close(status)
         self.stdout = open(read, encoding="utf-8", errors="replace")  # noqa: SIM115
-        self.returncode: Optional[int] = None
+        self.returncode: int | None = None
 
-    def poll(self) -> Optional[int]:
+    def poll(self) -> int | None:
         """The exit status, or the signal as a negative number, once the process has ended."""
         if self.returncode is None and select.select([self._status], [], [], 0)[0]:
             self._ended()
         return self.returncode
 
-    def wait(self, timeout: Optional[float] = None) -> int:
+    def wait(self, timeout: float | None = None) -> int:
         """Wait for the end; raises subprocess.TimeoutExpired after ``timeout`` seconds."""
         if self.returncode is None:
             if not select.select([self._status], [], [], timeout)[0]:

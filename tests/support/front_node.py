@@ -8,17 +8,15 @@ import threading
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional, TypeVar
-
-from support.core import Core
+from typing import Any, TypeVar
 
 from mqttbroker.assembly import build_broker, listener_terms
 from mqttbroker.auth.security import Security
 from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import WORKER, Hello, LinkServer
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
-from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import RELEASING
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -31,6 +29,7 @@ from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import Directory, FrontSetup
 from mqttbroker.workers import Workers
 from sessions.store.interface import Recovered
+from support.core import Core
 
 T = TypeVar("T")
 
@@ -69,7 +68,7 @@ class CoreEnd:
         self.links: list[JoinedClients] = []
         self.refusal = ""
         self.accepts = True  # clients
-        self._server: Optional[LinkServer] = None
+        self._server: LinkServer | None = None
         self.key = new_key()
         self.address = LinkAddress("127.0.0.1", 0, key_of(self.key, WORKER))
 

@@ -8,12 +8,11 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from support.store_writer import Writer, message, retained
-
 from sessions.rows import OffsetsRow, ProducerRow, ReaderRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.pages import PageFile
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.store_writer import Writer, message, retained
 
 TABLES = (
     "sessions",

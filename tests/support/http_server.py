@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Optional
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.access import AccessList
@@ -13,12 +12,12 @@ from mqttbroker.admin.http_application import HttpApplication
 
 
 def http_server(
-    logs: Optional[StreamLogs],
+    logs: StreamLogs | None,
     metrics: Callable[[], Awaitable[bytes]],
     readiness: Callable[[], Awaitable[list[str]]],
     access: AccessList,
     port: int = 0,
-    consumers: Optional[ConsumerLag] = None,
+    consumers: ConsumerLag | None = None,
 ) -> HttpServer:
     """A server on loopback, not started."""
     return HttpServer(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
+
 from support.class_archive import QUICK_JVM
 
 QUICK_SPARK = {"spark.driver.extraJavaOptions": QUICK_JVM}

@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Optional, Union
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -16,7 +15,7 @@ class Failed(Exception):
     """A command failed; the text names its log."""
 
 
-def interpreter(version: str) -> Optional[str]:
+def interpreter(version: str) -> str | None:
     """A Python of this version, such as "3.13", that can make virtual environments: on the PATH or from pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT") or Path.home() / ".pyenv") / "versions"
     candidates = [shutil.which(f"python{version}"), *sorted(pyenv.glob(f"{version}.*/bin/python{version}"))]
@@ -27,7 +26,7 @@ def interpreter(version: str) -> Optional[str]:
     return None
 
 
-def run(command: Sequence[Union[str, Path]], log: Path, directory: Path = ROOT, **more: str) -> None:
+def run(command: Sequence[str | Path], log: Path, directory: Path = ROOT, **more: str) -> None:
     """Run a command without the checkout on Python's path; its output goes to ``log``.  Raises `Failed`."""
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_HOME")}
     with open(log, "ab") as output:

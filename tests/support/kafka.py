@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
-from support.tools import lacking
 
 from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, Place, free_ports
+from support.tools import lacking
 
 __all__ = ["PROMPT_FAILOVER", "KafkaBroker", "KafkaCluster", "Place", "free_ports"]
 PROMPT_FAILOVER = ("broker.session.timeout.ms=1000", "broker.heartbeat.interval.ms=250")  # as in docs/cluster.md

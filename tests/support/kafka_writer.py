@@ -6,15 +6,14 @@ python kafka_writer.py BOOTSTRAP TOPIC DIRECTORY NODE SEED NUMBER
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Callable
-
-from support.store_model import RandomCommits
-from support.store_writer import Writer
 
 from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.records import Takeover
 from mqttbroker.cluster.store import KafkaStore, ShardPlace, Timing
+from support.store_model import RandomCommits
+from support.store_writer import Writer
 
 CLUSTER = b"testtest"
 

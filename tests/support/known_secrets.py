@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.certificates import CertificateFiles
-
 from mqttbroker.auth.passwords import hash_password, scram_password
 from mqttbroker.config.settings import Settings
+from support.certificates import CertificateFiles
 
 MARK = "s3cr3t"
 # Every secret key of the configuration, with its value here: a new one needs a line.

@@ -9,11 +9,12 @@ import struct
 import termios
 from typing import Any
 
+from websockets.frames import CloseCode, Opcode
+
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.core import wait_until
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket
-from websockets.frames import CloseCode, Opcode
 
 KINDS = ("tcp", "tls", "ws", "wss")
 LEAVES = ("close", "goodbye", "half")

@@ -14,10 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional, TypeVar
-
-from support.patience import PATIENCE
-from support.raw_client import RawClient
+from typing import Any, TypeVar
 
 from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.cluster.body import encode_body, published_of
@@ -25,8 +22,8 @@ from mqttbroker.cluster.bus import Barrier, Bus, BusRecord, LocalReceiver
 from mqttbroker.cluster.link_server import CORE, Hello
 from mqttbroker.cluster.links import Links, link_endpoint
 from mqttbroker.config.settings import Settings
-from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
+from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -35,6 +32,8 @@ from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
 from sessions.rows import MarkRow
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
+from support.patience import PATIENCE
+from support.raw_client import RawClient
 
 T = TypeVar("T")
 TICK = 0.05
@@ -116,7 +115,7 @@ class LinkedCore:
         self._marks = marks
         self.store.submit(write_set)
 
-    def _answered(self, write_set: WriteSet, error: Optional[Exception]) -> None:
+    def _answered(self, write_set: WriteSet, error: Exception | None) -> None:
         if not self.alive:
             return
         body = self._bodies.pop(id(write_set))
@@ -176,7 +175,7 @@ class LinkedCores:
             self.look(core.catch_up)
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         defects = [connection.client_id for core in self.cores.values() for connection in core.defects]
         for shard in list(self.cores):
             self.kill(shard)

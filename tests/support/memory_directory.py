@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import Optional
 
 MEMORY = "/dev/shm"
 ROOM = 4 << 30  # bytes, of the file system and of free memory; tests keep some hundred MB at a time
 
 
-def directory_in_memory(room: int = 1 << 30) -> Optional[str]:
+def directory_in_memory(room: int = 1 << 30) -> str | None:
     """A directory in memory with ``room`` bytes at least, else None."""
     try:
         found = os.statvfs(MEMORY)

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Dict, List, Sequence
 
 from mqttbroker.cluster.kafka_brokers import KafkaBrokers
 from mqttbroker.cluster.kafka_log import Appended, KafkaLog, LogFailure
@@ -27,7 +26,7 @@ class MemoryTopic:
     """The records of each shard's log. While it is ``away``, no Kafka broker can be reached."""
 
     def __init__(self, shards: int = 1) -> None:
-        self.records: List[List[bytes]] = [[] for _ in range(shards)]
+        self.records: list[list[bytes]] = [[] for _ in range(shards)]
         self.away = False
         self.read = 0  # records that stores have read
         self.lock = threading.Lock()
@@ -57,20 +56,20 @@ class MemoryLog(KafkaLog):
                 return Appended(-1, "the log has no leader that can be reached", True)
         return Appended(self._memory.append(shard, record))
 
-    async def ends(self, shards: Sequence[int]) -> Dict[int, int]:
+    async def ends(self, shards: Sequence[int]) -> dict[int, int]:
         return {} if self._memory.away else {shard: len(self._memory.records[shard]) for shard in shards}
 
-    async def starts(self, shards: Sequence[int]) -> Dict[int, int]:
+    async def starts(self, shards: Sequence[int]) -> dict[int, int]:
         return {} if self._memory.away else dict.fromkeys(shards, 0)
 
-    def reader(self, starts: Dict[int, int], on_record: OnRecord) -> LogReader:
+    def reader(self, starts: dict[int, int], on_record: OnRecord) -> LogReader:
         reader = MemoryReader(self._memory, starts, on_record)
         self._readers.append(reader)
         return reader
 
 
 class MemoryReader(LogReader):
-    def __init__(self, memory: MemoryTopic, starts: Dict[int, int], on_record: OnRecord) -> None:
+    def __init__(self, memory: MemoryTopic, starts: dict[int, int], on_record: OnRecord) -> None:
         super().__init__(KafkaBrokers({}, TOPIC), TOPIC, starts, on_record)
         self._memory = memory
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from mqttbroker.cli.local_kafka import free_ports
 from support.patience import PATIENCE
 from support.tools import needs, program
-
-from mqttbroker.cli.local_kafka import free_ports
 
 PROGRAM = program("mosquitto")
 NEEDS_MOSQUITTO = needs("mosquitto")

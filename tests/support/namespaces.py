@@ -23,7 +23,6 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Optional
 
 TUNSETIFF = 0x400454CA
 IFF_TAP, IFF_NO_PI = 0x0002, 0x1000
@@ -48,7 +47,7 @@ class Network:
         self._bridge, self._tap = f"ch{number}b", f"ch{number}t"
         self._prefix = f"198.18.{number % 256}"  # of addresses for tests of networks
         self.here = f"{self._prefix}.1"
-        self._delay: Optional[_Delay] = None
+        self._delay: _Delay | None = None
 
     def __enter__(self) -> Network:
         if os.geteuid() != 0:
@@ -66,7 +65,7 @@ class Network:
             raise
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
     def _make(self) -> None:
@@ -151,7 +150,7 @@ class Network:
     def _others(self, place: str) -> list[str]:
         return [other for other in self.places if other != place]
 
-    def _direct(self, place: str, others: Iterable[str], hardware: Optional[str]) -> None:
+    def _direct(self, place: str, others: Iterable[str], hardware: str | None) -> None:
         """Have a place send its packets for the others to this Ethernet address, by default to their own ones."""
         lines = [
             f"neigh replace {self.address(other)} lladdr {hardware or self._hardware(other)} dev eth0 nud permanent" for other in others
@@ -208,7 +207,7 @@ def _bytes(hardware: str) -> bytes:
     return bytes.fromhex(hardware.replace(":", ""))
 
 
-def _ip(*arguments: str, lines: Optional[str] = None) -> str:
+def _ip(*arguments: str, lines: str | None = None) -> str:
     command = ["ip", *arguments]
     return subprocess.run(command, input=lines, capture_output=True, text=True, check=True).stdout
 

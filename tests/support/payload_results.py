@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa
 
 from bridge_spark.source.row_parser import BadPayload, RowParser
 
 
-def results(parser: RowParser, payloads: list[bytes]) -> list[tuple[Any, Optional[str]]]:
+def results(parser: RowParser, payloads: list[bytes]) -> list[tuple[Any, str | None]]:
     """(value, reason) of each payload; checks that the payloads give the same one by one."""
     found = parser.parse(pa.array(payloads, pa.binary()))
     found.values.validate(full=True)

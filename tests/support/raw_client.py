@@ -9,9 +9,7 @@ from __future__ import annotations
 import socket
 import time
 from types import TracebackType
-from typing import Any, Optional, TypeVar, Union
-
-from support.patience import PATIENCE
+from typing import Any, TypeVar
 
 from mqttbroker.codec.packets import (
     Connack,
@@ -33,6 +31,7 @@ from mqttbroker.codec.packets import (
     decode,
 )
 from mqttbroker.codec.properties import Properties
+from support.patience import PATIENCE
 
 P = TypeVar("P", bound=Packet)
 TIMEOUT = PATIENCE
@@ -51,7 +50,7 @@ class RawClient:
 
     # --- single packets -------------------------------------------------------------------------------------------
 
-    def send(self, *packets: Union[Packet, bytes]) -> None:
+    def send(self, *packets: Packet | bytes) -> None:
         """Send packets, or bytes as they are, in one write."""
         self.socket.sendall(b"".join(p if isinstance(p, bytes) else p.encode(self.version) for p in packets))
 
@@ -123,7 +122,7 @@ class RawClient:
         packets, self.inbox = self.inbox, []
         return packets
 
-    def subscribe(self, *filters: str, options: int = 2, properties: Optional[Properties] = None) -> Suback:
+    def subscribe(self, *filters: str, options: int = 2, properties: Properties | None = None) -> Suback:
         """Subscribe to all filters with the same options byte (section 3.8.3.1); the default is QoS 2."""
         packet_id = self.next_packet_id()
         self.send(Subscribe(packet_id, [Subscription(f, options) for f in filters], properties))
@@ -138,7 +137,7 @@ class RawClient:
         assert unsuback.packet_id == packet_id
         return unsuback
 
-    def publish(self, topic: str, payload: bytes = b"", qos: int = 0, retain: bool = False, properties: Optional[Properties] = None) -> int:
+    def publish(self, topic: str, payload: bytes = b"", qos: int = 0, retain: bool = False, properties: Properties | None = None) -> int:
         """Publish, with all acknowledgements of the QoS; returns the reason code of PUBACK or PUBREC, 0 at QoS 0."""
         packet_id = self.next_packet_id() if qos else 0
         self.send(Publish(topic, payload, qos, retain, False, packet_id, properties))
@@ -168,7 +167,7 @@ class RawClient:
 
     # --- the end --------------------------------------------------------------------------------------------------
 
-    def disconnect(self, reason_code: int = 0, properties: Optional[Properties] = None) -> None:
+    def disconnect(self, reason_code: int = 0, properties: Properties | None = None) -> None:
         """Send DISCONNECT, and wait until the broker has closed the connection."""
         self.send(Disconnect(reason_code, properties))
         self.expect_closed()
@@ -181,7 +180,7 @@ class RawClient:
     def __enter__(self) -> RawClient:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
 

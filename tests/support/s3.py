@@ -20,6 +20,7 @@ from threading import Thread
 from typing import IO
 
 import pytest
+
 from support.patience import PATIENCE
 
 ENVIRONMENT = {

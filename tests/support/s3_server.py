@@ -17,7 +17,7 @@ from http import HTTPStatus
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 from random import Random
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import urlopen
 
@@ -50,7 +50,7 @@ class S3Server:
         """Properties of pyiceberg's file system."""
         return {"s3.endpoint": self.url, "s3.region": REGION, "s3.access-key-id": ACCESS_KEY, "s3.secret-access-key": SECRET_KEY}
 
-    def fail(self, method: str, path: str, every: int = 1, done: bool = False, times: Optional[int] = None) -> None:
+    def fail(self, method: str, path: str, every: int = 1, done: bool = False, times: int | None = None) -> None:
         """Answer 503 SlowDown to one in ``every`` requests, by chance, whose method and path match the expressions.
 
         ``done``: carry the request out all the same; ``times``: so often at most.
@@ -123,7 +123,7 @@ class _Handler(localbucket.S3Handler):  # type: ignore[misc]
         else:
             super()._dispatch(action)
 
-    def _rule(self, path: str) -> Optional[dict[str, Any]]:
+    def _rule(self, path: str) -> dict[str, Any] | None:
         """The rule by which this request fails."""
         with self.lock:
             for rule in self.rules:

@@ -6,7 +6,6 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Optional
 
 from mqttbroker.codec.packets import Connack, Connect, Packet, decode
 from mqttbroker.codec.properties import Properties
@@ -36,7 +35,7 @@ class Peer:
                 return
             data += more
 
-    def welcome(self, reason_code: int = 0, properties: Optional[Properties] = None) -> Iterator[Packet]:
+    def welcome(self, reason_code: int = 0, properties: Properties | None = None) -> Iterator[Packet]:
         """Answer CONNECT with CONNACK; the packets after it."""
         packets = self.packets()
         assert isinstance(next(packets), Connect)
@@ -51,14 +50,14 @@ class ScriptedBroker:
         self._script = script
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
-        self.error: Optional[BaseException] = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> ScriptedBroker:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self._thread.join(10)

@@ -10,12 +10,11 @@ import sys
 import time
 from pathlib import Path
 
-from support.damaged_log import make
-
 from bridge_spark.log import stream_log
 from bridge_spark.log.files import sync_directory
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
+from support.damaged_log import make
 
 
 def main(data_dir: Path, end: int) -> int:

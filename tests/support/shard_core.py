@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
-
-from support.core import Core, CoreClient
+from typing import Any
 
 from mqttbroker.admin.control import BrokerControl
 from mqttbroker.assembly import build_broker, restore
@@ -26,6 +24,7 @@ from mqttbroker.cluster.records import (
 from mqttbroker.cluster.shard_tables import ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
+from support.core import Core, CoreClient
 
 CLUSTER = b"cluster1"
 
@@ -151,7 +150,7 @@ class ShardCore(Core):
 
     # --- the bus --------------------------------------------------------------------------------------------------
 
-    def read(self, log: int, most: Optional[int] = None) -> None:
+    def read(self, log: int, most: int | None = None) -> None:
         """Hand the bus the next records of a log: ``most`` of them, or all."""
         records = self.logs.records[log]
         end = len(records) if most is None else min(len(records), self.next[log] + most)

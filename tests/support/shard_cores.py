@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from support.core import Core
-
 from mqttbroker.cluster.body import encode_body, published_of
 from mqttbroker.cluster.bus import Bus, BusReceiver, BusRecord
 from mqttbroker.cluster.retained import RetainedMessages
 from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
 from sessions.rows import MarkRow
+from support.core import Core
 
 
 class ShardCores:

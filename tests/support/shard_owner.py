@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Callable, Optional
 
 from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.log_reader import LogReader
@@ -47,8 +47,8 @@ class ShardOwner:
         self.patience = PATIENCE
         self.kafka = KafkaLog({"bootstrap_servers": bootstrap}, topic, append_timeout)
         self.ownership = Ownership(LogView(0, CLUSTER), owner_id(name), lease)
-        self.reader: Optional[LogReader] = None
-        self.log: Optional[ShardLog] = None
+        self.reader: LogReader | None = None
+        self.log: ShardLog | None = None
         self.bodies: list[bytes] = []  # as the log has them
         self.own = False
         self._say = say

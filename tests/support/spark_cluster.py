@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+
 from support.class_archive import QUICK_JVM
 from support.spark_process import SparkProcess, install_into
 

@@ -8,9 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from support.tools import lacking
-
 from mqttbroker.cli.local_kafka import DOWNLOAD_S
+from support.tools import lacking
 
 VERSION = "4.2.0"  # Maven Central has none of Spark 4.3, which loads this one
 JARS = {

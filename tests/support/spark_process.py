@@ -13,22 +13,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import Optional
 
 import pyspark
 import pyspark_mqtt
 import pyspark_mqtt_retained
 import pyspark_mqtt_sessions
-from support.broker_process import BrokerProcess
-from support.class_archive import QUICK_JVM
-from support.raw_client import RawClient
-from support.spark_session import python_path
 
 import bridge_spark
 import sessions
 import topic_matcher
 from bridge_spark.java import use_java
 from mqttbroker.codec.packets import Puback, Publish
+from support.broker_process import BrokerProcess
+from support.class_archive import QUICK_JVM
+from support.raw_client import RawClient
+from support.spark_session import python_path
 
 PACKAGES = (bridge_spark, pyspark_mqtt, pyspark_mqtt_retained, pyspark_mqtt_sessions, sessions, topic_matcher)
 START_SECONDS = 60.0
@@ -43,13 +42,13 @@ class SparkProcess:
     """``program`` of Spark, run in ``directory``; a context manager that ends it."""
 
     def __init__(
-        self, directory: Path, arguments: Sequence[str], env: Optional[Mapping[str, str]] = None, program: str = "spark-class"
+        self, directory: Path, arguments: Sequence[str], env: Mapping[str, str] | None = None, program: str = "spark-class"
     ) -> None:
         self.directory = directory
         self.log = directory / "log"
         self._command = [spark_program(program), *arguments]
         self._env = spark_environment() | dict(env or {})
-        self._process: Optional[subprocess.Popen[bytes]] = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     def wait_for(self, pattern: str) -> re.Match[str]:
         """The first match of ``pattern`` in the log; AssertionError with the log if it does not appear."""
@@ -78,7 +77,7 @@ class SparkProcess:
             )
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         assert self._process is not None
         if error is not None:
             print(f"log of {self._command[1]}:\n{self.log.read_text(errors='replace')[-3000:]}")

@@ -6,18 +6,18 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.class_archive import QUICK_JVM
-from support.paths import ROOT
-from support.worker_fork_server import worker_python
 
 from bridge_spark.java import use_java
 from bridge_spark.log.high_watermark import Watermark, encode_watermark
 from bridge_spark.log.record_batch import encode_batch, encode_lost
 from bridge_spark.log.sparse_index import INDEX_ENTRY, INDEX_INTERVAL
 from sessions.message import Message
+from support.class_archive import QUICK_JVM
+from support.paths import ROOT
+from support.worker_fork_server import worker_python
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +65,7 @@ def start_session(warehouse: Path, java_options: str = QUICK_JVM, master: str = 
 def message(
     number: int,
     topic: str = "sensors/a",
-    payload: Optional[bytes] = None,
+    payload: bytes | None = None,
     qos: int = 1,
     retain: bool = False,
     properties: bytes = b"",

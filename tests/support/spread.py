@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Sequence
 from itertools import cycle
-from typing import Optional
 
 HOST = "127.0.0.1"
 
@@ -16,8 +15,8 @@ class _Side(asyncio.Protocol):
     """One of the two sockets of a connection; the other one is ``other``."""
 
     def __init__(self) -> None:
-        self.other: Optional[_Side] = None
-        self.transport: Optional[asyncio.Transport] = None
+        self.other: _Side | None = None
+        self.transport: asyncio.Transport | None = None
         self._early: list[bytes] = []  # received before the other side was connected
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -51,7 +50,7 @@ class _Side(asyncio.Protocol):
         if self.other is not None and self.other.transport is not None:
             self.other.transport.resume_reading()
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         if self.other is not None and self.other.transport is not None:
             if error is None:
                 self.other.transport.close()

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any
 
 import pytest
-from support.store_writer import FileLog, Writer, message
 
 from sessions.rows import SessionRow
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.store_writer import FileLog, Writer, message
 
 
 @pytest.fixture
@@ -26,11 +27,11 @@ def log(path: Path) -> FileLog:
 
 
 @pytest.fixture
-def opened(path: Path) -> Iterator[Callable[..., Tuple[Recovered, Writer]]]:
+def opened(path: Path) -> Iterator[Callable[..., tuple[Recovered, Writer]]]:
     """A function that opens a store after closing the one before it."""
-    stores: List[SqliteStore] = []
+    stores: list[SqliteStore] = []
 
-    def open_store(durability: str = "commit", log: Optional[FileLog] = None) -> Tuple[Recovered, Writer]:
+    def open_store(durability: str = "commit", log: FileLog | None = None) -> tuple[Recovered, Writer]:
         for store in stores:
             store.stop()
         store = SqliteStore(path, durability, log)
@@ -43,10 +44,10 @@ def opened(path: Path) -> Iterator[Callable[..., Tuple[Recovered, Writer]]]:
         store.stop()
 
 
-Opened = Callable[..., Tuple[Recovered, Writer]]
+Opened = Callable[..., tuple[Recovered, Writer]]
 
 
-def query(path: Path, sql: str) -> List[Any]:
+def query(path: Path, sql: str) -> list[Any]:
     """Rows as another process sees them; bare values if they have one column."""
     connection = sqlite3.connect(path)
     try:
@@ -56,7 +57,7 @@ def query(path: Path, sql: str) -> List[Any]:
     return [row[0] if len(row) == 1 else row for row in rows]
 
 
-def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
+def queued(session_id: int, keys: list[int], payload: bytes = b"p") -> WriteSet:
     """Messages queued for one session; seq and message id are the key."""
     write_set = WriteSet()
     write_set.messages = [message(key, "t", payload, timestamp=key) for key in keys]
@@ -64,5 +65,5 @@ def queued(session_id: int, keys: List[int], payload: bytes = b"p") -> WriteSet:
     return write_set
 
 
-def session_row(session_id: int, disconnected_at: Optional[float] = None) -> SessionRow:
+def session_row(session_id: int, disconnected_at: float | None = None) -> SessionRow:
     return SessionRow(session_id, f"client-{session_id}", 5, 3600, disconnected_at, None, None, None, None)

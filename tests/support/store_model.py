@@ -10,10 +10,7 @@ import os
 import sys
 from pathlib import Path
 from random import Random
-from typing import Any, Dict, List, Set, Tuple
-
-from support.store_cases import query
-from support.store_writer import FileLog, Writer, message
+from typing import Any
 
 from sessions.message import Message
 from sessions.rows import (
@@ -37,6 +34,8 @@ from sessions.session import AWAITS_RETAINED
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
+from support.store_cases import query
+from support.store_writer import FileLog, Writer, message
 
 SEQ, MESSAGE, SHARED, PACKET, STATE, SIZE, EXPIRES = map(
     ENTRY_COLUMNS.index, ("seq", "message_id", "shared", "packet_id", "state", "size", "expires_at")
@@ -53,7 +52,7 @@ class Query:
         self.after_seq = after_seq
         self.until = until
         self.after = (0, 0, 0)
-        self.rows: List[StoredEntry] = []
+        self.rows: list[StoredEntry] = []
         self.next_expiry = 0
 
 
@@ -61,16 +60,16 @@ class Rows:
     """The rows that write sets add up to."""
 
     def __init__(self) -> None:
-        self.sessions: Dict[int, SessionRow] = {}
-        self.subscriptions: Dict[SubscriptionKey, SubscriptionRow] = {}
-        self.messages: Dict[int, Message] = {}
-        self.queue: Dict[Tuple[int, int], EntryRow] = {}
-        self.received: Set[ReceivedKey] = set()
-        self.retained: Dict[str, Message] = {}
-        self.producers: Dict[ProducerKey, ProducerRow] = {}
-        self.readers: Dict[int, ReaderRow] = {}
-        self.offsets: Dict[OffsetsKey, OffsetsRow] = {}
-        self.records: Dict[Tuple[str, int], List[int]] = {}
+        self.sessions: dict[int, SessionRow] = {}
+        self.subscriptions: dict[SubscriptionKey, SubscriptionRow] = {}
+        self.messages: dict[int, Message] = {}
+        self.queue: dict[tuple[int, int], EntryRow] = {}
+        self.received: set[ReceivedKey] = set()
+        self.retained: dict[str, Message] = {}
+        self.producers: dict[ProducerKey, ProducerRow] = {}
+        self.readers: dict[int, ReaderRow] = {}
+        self.offsets: dict[OffsetsKey, OffsetsRow] = {}
+        self.records: dict[tuple[str, int], list[int]] = {}
 
     def apply(self, changes: WriteSet) -> None:
         for session_id in changes.deleted_sessions:
@@ -131,7 +130,7 @@ class Changes:
             self._end_session(made)
         return made
 
-    def _sessions(self, made: WriteSet) -> List[int]:
+    def _sessions(self, made: WriteSet) -> list[int]:
         """Sessions that are there, and do not end with this write set."""
         known = {**self.rows.sessions, **{row.session_id: row for row in made.sessions}}
         return [session_id for session_id in known if session_id not in made.deleted_sessions]
@@ -185,7 +184,7 @@ class Changes:
         size = len(one.topic) + len(one.payload)
         made.entries.append((session_id, self.last_seq, one.id, int(shared), 1, 0, b"\1", 0, 0, size, one.expires_at))
 
-    def _entries(self, made: WriteSet) -> List[EntryRow]:
+    def _entries(self, made: WriteSet) -> list[EntryRow]:
         """Entries that are there, or come with this write set, and that it does not change otherwise."""
         gone = {key[:2] for key in made.deleted_entries} | {update[2:] for update in made.entry_updates}
         ended = made.deleted_sessions
@@ -244,7 +243,7 @@ class Changes:
             payload = self.last_record.to_bytes(8, "big")
             records.append(Message("s", payload, 1, False, b"", "p", self.last_record, 0))
 
-    def _some(self, found: List[Any]) -> List[Any]:
+    def _some(self, found: list[Any]) -> list[Any]:
         return self.chance.sample(found, min(len(found), self.chance.choice((1, 1, 1, 2, 5))))
 
 

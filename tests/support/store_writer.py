@@ -11,15 +11,15 @@ import queue
 import sys
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from sessions.message import Message
 from sessions.rows import RetainedRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, PageRequest, WriteSet
 
-Partition = Tuple[str, int]
-Outcome = Tuple[WriteSet, Optional[Exception]]
+Partition = tuple[str, int]
+Outcome = tuple[WriteSet, Exception | None]
 
 PARTITIONS = 8  # of the stream "s"
 ENTRIES = 10  # of each commit, in session 1
@@ -35,16 +35,16 @@ class FileLog:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.directory.mkdir(parents=True, exist_ok=True)
-        self.events: List[str] = []
+        self.events: list[str] = []
         self.fail_in = ""
         self.error = errno.EIO
-        self.ends: Dict[Partition, int] = {}
-        self.appended: Dict[Partition, int] = {}
+        self.ends: dict[Partition, int] = {}
+        self.appended: dict[Partition, int] = {}
 
     def path(self, partition: Partition) -> Path:
         return self.directory / f"{partition[0]}-{partition[1]}"
 
-    def records(self, partition: Partition) -> List[int]:
+    def records(self, partition: Partition) -> list[int]:
         data = self.path(partition).read_bytes()
         assert len(data) % 8 == 0
         return [int.from_bytes(data[at : at + 8], "big") for at in range(0, len(data), 8)]
@@ -56,7 +56,7 @@ class FileLog:
             error.errno = self.error
             raise error
 
-    def append(self, records: Dict[Partition, List[Message]]) -> Dict[Partition, Tuple[int, int, str]]:
+    def append(self, records: dict[Partition, list[Message]]) -> dict[Partition, tuple[int, int, str]]:
         for partition, messages in records.items():
             with open(self.path(partition), "ab") as file:
                 for message in messages:
@@ -83,7 +83,7 @@ class FileLog:
         self.appended = {}
         self._called("committed")
 
-    def recover(self, ends: Optional[Dict[Partition, int]], logged: Dict[Partition, int]) -> Dict[Partition, int]:
+    def recover(self, ends: dict[Partition, int] | None, logged: dict[Partition, int]) -> dict[Partition, int]:
         self.events.append("recover" if ends is not None else "recover all")
         self.ends = {("s", number): 0 for number in range(PARTITIONS)}
         for name in os.listdir(self.directory):
@@ -127,7 +127,7 @@ def retained(
     return Message(topic, payload, qos, True, properties, publisher, timestamp, expires_at)
 
 
-def retained_rows(write_set: WriteSet) -> List[Tuple[Any, ...]]:
+def retained_rows(write_set: WriteSet) -> list[tuple[Any, ...]]:
     """The rows that the retained messages of a write set become."""
     return list(map(attrgetter(*RetainedRow._fields), write_set.retained))
 
@@ -137,24 +137,24 @@ class Writer:
 
     def __init__(self, store: SqliteStore) -> None:
         self.store = store
-        self._done: "queue.SimpleQueue[Outcome]" = queue.SimpleQueue()
-        self._read: "queue.SimpleQueue[Tuple[WriteSet, List[Page]]]" = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[Outcome] = queue.SimpleQueue()
+        self._read: queue.SimpleQueue[tuple[WriteSet, list[Page]]] = queue.SimpleQueue()
         store.start(lambda *outcome: self._done.put(outcome), lambda *read: self._read.put(read))
 
-    def outcome(self, write_set: WriteSet) -> Optional[Exception]:
+    def outcome(self, write_set: WriteSet) -> Exception | None:
         """None when the write set is durable, or why it is not; its pages are not waited for."""
         self.store.submit(write_set)
         done, error = self._done.get(timeout=30)
         assert done is write_set
         return error
 
-    def pages(self, write_set: WriteSet) -> List[Page]:
+    def pages(self, write_set: WriteSet) -> list[Page]:
         """The pages of a write set that is durable."""
         read, pages = self._read.get(timeout=30)
         assert read is write_set
         return pages
 
-    def commit(self, write_set: WriteSet) -> List[Page]:
+    def commit(self, write_set: WriteSet) -> list[Page]:
         """Return the pages when the write set is durable, and the tables have it."""
         added = [] if write_set.pages or write_set.queries else [PageRequest(0, 0, 1, True)]
         write_set.pages += added

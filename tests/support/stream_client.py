@@ -7,13 +7,14 @@ write malformed frames as bytes.
 from __future__ import annotations
 
 import socket
-from typing import Any, Optional
+from typing import Any
 
-from support.raw_client import TIMEOUT, RawClient
 from websockets.client import ClientProtocol
 from websockets.frames import Frame, Opcode
 from websockets.http11 import Response
 from websockets.uri import parse_uri
+
+from support.raw_client import TIMEOUT, RawClient
 
 PATH = "/mqtt"
 
@@ -32,7 +33,7 @@ class StreamClient(RawClient):
 class WebSocketStream:
     """The socket of a `RawClient` over WebSocket; every ``sendall`` is one binary frame."""
 
-    def __init__(self, sock: Any, origin: Optional[str] = None) -> None:
+    def __init__(self, sock: Any, origin: str | None = None) -> None:
         self.socket = sock
         self.protocol = ClientProtocol(
             parse_uri(f"ws://broker{PATH}"),
@@ -43,7 +44,7 @@ class WebSocketStream:
         request = self.protocol.connect()
         self.protocol.send_request(request)
         self._flush()
-        self.response: Optional[Response] = None
+        self.response: Response | None = None
         self.frames: list[Frame] = []  # received ones, without those of binary messages
         self._payload = b""
         while self.response is None and self.protocol.handshake_exc is None:

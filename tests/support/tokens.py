@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import time
-from typing import Any, Optional
+from typing import Any
 
 import jwt
 from cryptography.hazmat.primitives.asymmetric import ec, ed448, ed25519, rsa
@@ -45,7 +45,7 @@ def private_pem(algorithm: str) -> bytes:
     return pem
 
 
-def token(algorithm: str = "RS256", name: str = "", kid: Optional[str] = None, headers: Any = None, **claims: Any) -> str:
+def token(algorithm: str = "RS256", name: str = "", kid: str | None = None, headers: Any = None, **claims: Any) -> str:
     """A signed token for the user "pump" that expires in an hour; a claim of None is left out."""
     payload = {"sub": "pump", "exp": int(time.time()) + 3600, **claims}
     payload = {claim: value for claim, value in payload.items() if value is not None}
@@ -53,7 +53,7 @@ def token(algorithm: str = "RS256", name: str = "", kid: Optional[str] = None, h
     return jwt.encode(payload, signing_key(algorithm, name), algorithm, headers=head)
 
 
-def jwk(algorithm: str, name: str = "", kid: Optional[str] = None, **more: Any) -> dict[str, Any]:
+def jwk(algorithm: str, name: str = "", kid: str | None = None, **more: Any) -> dict[str, Any]:
     """The public key, or the secret, as a JSON Web Key."""
     key = signing_key(algorithm, name)
     public = key if isinstance(key, str) else key.public_key()

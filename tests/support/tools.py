@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, Optional
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
 
 if TYPE_CHECKING:
     import pytest
@@ -56,12 +56,12 @@ TOOLS = {
 }  # fmt: skip
 
 
-def program(name: str) -> Optional[str]:
+def program(name: str) -> str | None:
     """The path of a program, also of those that Debian has on root's path only."""
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:/usr/local/sbin:/usr/sbin")
 
 
-def any_program(tool: str) -> Optional[str]:
+def any_program(tool: str) -> str | None:
     return next(filter(None, map(program, TOOLS[tool].programs)), None)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import random
 import time
-from typing import Callable, Dict, List, Tuple
+from collections.abc import Callable
 
 from bridge_spark.log.archive.index import ArchivedSegment
 from bridge_spark.log.partition import Partition
@@ -42,7 +42,7 @@ class StreamArchive:
         self.not_before = 0.0
         self.retry_wait = FIRST_RETRY / 2
         self.problem = ""
-        self.removals: List[Tuple[int, List[str]]] = []  # partition and files that the index no longer has
+        self.removals: list[tuple[int, list[str]]] = []  # partition and files that the index no longer has
 
     @property
     def partitions(self) -> range:
@@ -70,7 +70,7 @@ class Archiver:
         """Stop at once.  A segment that is being copied is copied again after the next start."""
         self._thread.stop()
 
-    def problems(self) -> List[str]:
+    def problems(self) -> list[str]:
         """One line for each archive whose last job failed.  For any thread."""
         return [f"archive of stream {archive.config.name}: {archive.problem}" for archive in self._archives if archive.problem]
 
@@ -103,9 +103,9 @@ class Archiver:
         if failures:
             raise failures[0]
 
-    def _upload(self, archive: StreamArchive) -> List[Exception]:
+    def _upload(self, archive: StreamArchive) -> list[Exception]:
         """Archive the segments of all partitions in turn; return the failures, one per partition and few in all."""
-        failures: List[Exception] = []
+        failures: list[Exception] = []
         left = list(archive.partitions)
         while left and len(failures) < MAX_FAILURES:
             for number in list(left):
@@ -196,20 +196,20 @@ class Archiver:
             self._run_job(archive, "remove", partition=number, names=names)
             archive.removals.pop(0)
 
-    def _older_than(self, archive: StreamArchive, number: int, before: int) -> List[ArchivedSegment]:
+    def _older_than(self, archive: StreamArchive, number: int, before: int) -> list[ArchivedSegment]:
         """The oldest segments whose records are all older than `before`, at most `REMOVED_AT_ONCE`."""
         found = self._oldest(archive, number)
         count = next((at for at, segment in enumerate(found) if segment.last_timestamp >= before), len(found))
         return found[:count]
 
-    def _oldest(self, archive: StreamArchive, number: int) -> List[ArchivedSegment]:
+    def _oldest(self, archive: StreamArchive, number: int) -> list[ArchivedSegment]:
         index = self._partition(archive, number).archive
         return index.between(index.current.start, index.current.end, REMOVED_AT_ONCE)
 
     def _apply_size_limit(self, archive: StreamArchive, limit: int) -> None:
         excess = sum(self._partition(archive, number).archive.current.size for number in archive.partitions) - limit
         oldest = {number: self._oldest(archive, number) for number in archive.partitions} if excess > 0 else {}
-        removed: Dict[int, List[ArchivedSegment]] = {}
+        removed: dict[int, list[ArchivedSegment]] = {}
         while excess > 0 and any(oldest.values()):
             number = min((each for each in oldest if oldest[each]), key=lambda each: oldest[each][0].last_timestamp)
             segment = oldest[number].pop(0)
@@ -218,7 +218,7 @@ class Archiver:
         for number, segments in removed.items():
             self._take_out(archive, number, segments)
 
-    def _take_out(self, archive: StreamArchive, number: int, segments: List[ArchivedSegment]) -> None:
+    def _take_out(self, archive: StreamArchive, number: int, segments: list[ArchivedSegment]) -> None:
         if not segments:
             return
         self._partition(archive, number).archive.remove_before(segments[-1].end_offset)

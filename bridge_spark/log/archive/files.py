@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from bridge_spark.log.archive.location import ArchiveLocation
 from bridge_spark.log.files import sync_directory, write_all
@@ -31,11 +31,11 @@ class ArchiveError(Exception):
 class S3Options(NamedTuple):
     """Settings for S3; the SDK of AWS takes those that are None from its environment."""
 
-    access_key: Optional[str] = None
-    secret_key: Optional[str] = None
-    session_token: Optional[str] = None
-    region: Optional[str] = None
-    endpoint: Optional[str] = None
+    access_key: str | None = None
+    secret_key: str | None = None
+    session_token: str | None = None
+    region: str | None = None
+    endpoint: str | None = None
 
 
 class ArchiveFiles(Protocol):
@@ -47,7 +47,7 @@ class ArchiveFiles(Protocol):
     def list(self, directory: str) -> dict[str, int]:
         """The sizes of the files in a directory, which may be missing, by name."""
 
-    def size(self, path: str) -> Optional[int]:
+    def size(self, path: str) -> int | None:
         """The size of a file; None if it is missing."""
 
     def read(self, path: str, position: int, length: int) -> bytes:
@@ -88,7 +88,7 @@ class DirectoryFiles:
         except OSError as error:
             raise _error(error) from None
 
-    def size(self, path: str) -> Optional[int]:
+    def size(self, path: str) -> int | None:
         try:
             return os.path.getsize(path)
         except FileNotFoundError:
@@ -171,7 +171,7 @@ class S3Files:
             raise ArchiveError('S3 needs pyarrow: pip install "mqttbroker[parquet]"') from None
         self._fs = fs
         self._bucket = location.root.partition("/")[0]
-        self._last: Optional[tuple[str, Any]] = None  # the file read last: tasks read one file at a time
+        self._last: tuple[str, Any] | None = None  # the file read last: tasks read one file at a time
         given = dict(location.parameters)
         for name, value in (("region", options.region), ("endpoint_override", options.endpoint)):
             if value:
@@ -215,7 +215,7 @@ class S3Files:
             raise _error(error) from None
         return {each.base_name: each.size for each in found if each.is_file}
 
-    def size(self, path: str) -> Optional[int]:
+    def size(self, path: str) -> int | None:
         try:
             found = self._files.get_file_info(path)
         except OSError as error:

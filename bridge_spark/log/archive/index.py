@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from struct import Struct
-from typing import Iterator, List, NamedTuple, Optional, Sequence
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -106,12 +107,12 @@ class IndexReader:
         with _Records(self.path) as records:
             return records.state()
 
-    def between(self, start: int, end: int, limit: Optional[int] = None) -> List[ArchivedSegment]:
+    def between(self, start: int, end: int, limit: int | None = None) -> list[ArchivedSegment]:
         """The segments with offsets from `start` up to `end`, in order, at most `limit`."""
         with _Records(self.path) as records:
             kept = max(start, records.last.start)
             first = bisect_right(range(records.count), kept, key=lambda number: records[number].end_offset)
-            found: List[ArchivedSegment] = []
+            found: list[ArchivedSegment] = []
             for record in records.from_(first):
                 if record.first_offset >= end or len(found) == limit:
                     break
@@ -136,7 +137,7 @@ class IndexReader:
                 pass
             return records.state()
 
-    def at_time(self, timestamp: int) -> Optional[ArchivedSegment]:
+    def at_time(self, timestamp: int) -> ArchivedSegment | None:
         """The first segment with a record received at or after `timestamp`."""
         with _Records(self.path) as records:
             start = records.last.start
@@ -219,7 +220,7 @@ class ArchiveIndex(IndexReader):
             data = self.path.read_bytes()
         except FileNotFoundError:
             data = b""
-        records: List[_Record] = []
+        records: list[_Record] = []
         for position in range(0, len(data) - _RECORD.size + 1, _RECORD.size):
             try:
                 records.append(_decode(data, position))
@@ -284,9 +285,9 @@ class ArchiveIndex(IndexReader):
         self.load()
 
 
-def _records(segments: Sequence[ArchivedSegment], start: int) -> List[_Record]:
+def _records(segments: Sequence[ArchivedSegment], start: int) -> list[_Record]:
     """The records of an index of these segments."""
-    records: List[_Record] = []
+    records: list[_Record] = []
     last = _NONE
     for segment in segments:
         last = _Record(
@@ -307,7 +308,7 @@ def copy_index(directory: Path, target: Path, end: int) -> None:
         (target / INDEX_FILE).write_bytes(b"".join(map(_encode, _records(copied, start))))
 
 
-def repair_index(directory: Path, stamp: str) -> List[str]:
+def repair_index(directory: Path, stamp: str) -> list[str]:
     """Set a damaged index aside and keep its undamaged records; return one line for each change.
 
     The broker finds the segments of the others in the archive.  Raises `OSError`.
@@ -319,7 +320,7 @@ def repair_index(directory: Path, stamp: str) -> List[str]:
     except CorruptBatch as error:
         reason = str(error)
     data = path.read_bytes()
-    kept: List[_Record] = []
+    kept: list[_Record] = []
     for position in range(0, len(data) - _RECORD.size + 1, _RECORD.size):
         try:
             kept.append(_decode(data, position))

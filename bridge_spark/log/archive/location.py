@@ -7,7 +7,7 @@ sealed segment as it was in the data directory.  `<location>/<stream>/_archive.j
 from __future__ import annotations
 
 import re
-from typing import Dict, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 OWNER_FILE = "_archive.json"
@@ -20,7 +20,7 @@ class ArchiveLocation(NamedTuple):
 
     s3: bool
     root: str
-    parameters: Dict[str, str]
+    parameters: dict[str, str]
 
     def __str__(self) -> str:
         if not self.s3:

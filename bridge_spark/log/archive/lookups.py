@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from typing import Optional
 
 from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.archive.index import ArchivedSegment
@@ -19,7 +18,7 @@ class ArchiveLookups:
     def __init__(self) -> None:
         self._process = JobProcess(nice=0)  # a request waits for it
         self._lock = threading.Lock()
-        self._idle: Optional[threading.Timer] = None
+        self._idle: threading.Timer | None = None
 
     def find_time(self, location: str, stream: str, partition: int, segment: ArchivedSegment, timestamp: int) -> int:
         """The first offset of the segment that was received at or after `timestamp`.  Raises `ArchiveError`."""

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 # The first argument is the directory of this package, so that the process can import it however this one did.
 _PROGRAM = "import sys; sys.path.append(sys.argv[1]); from {} import main; main(int(sys.argv[2]))"
@@ -21,7 +21,7 @@ class ChildProcess:
     """
 
     def __init__(self, module: str, nice: int) -> None:
-        self.process: Optional[subprocess.Popen[bytes]] = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._program = _PROGRAM.format(module)
         self.nice = nice
 
@@ -58,7 +58,7 @@ class ChildProcess:
         if process is not None:
             process.kill()
 
-    def close(self) -> Optional[int]:
+    def close(self) -> int | None:
         """End the process; returns its exit status, None if there is none. `start` starts a new one."""
         process, self.process = self.process, None
         if process is None:

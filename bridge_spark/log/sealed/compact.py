@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -80,7 +80,7 @@ def compact(files: Sequence[Path], key: str, tombstones_before: int, now: int, m
     return found
 
 
-def _keys(path: Path, key: str) -> Iterator[tuple[int, Optional[bytes]]]:
+def _keys(path: Path, key: str) -> Iterator[tuple[int, bytes | None]]:
     """The offset and key of each record that was not removed."""
     with pq.ParquetFile(path, page_checksum_verification=True) as file:
         column = _KEY_COLUMNS.get(key, "properties")
@@ -90,14 +90,14 @@ def _keys(path: Path, key: str) -> Iterator[tuple[int, Optional[bytes]]]:
             yield from zip(rows.column("offset").to_pylist(), _digests(rows.column(column), key))
 
 
-def _digests(column: Any, key: str) -> list[Optional[bytes]]:
+def _digests(column: Any, key: str) -> list[bytes | None]:
     """The digest of each record's key; None for a record without one, which is never removed."""
     distinct = column.combine_chunks().dictionary_encode()
     digests = [_digest(value, key) for value in distinct.dictionary.to_pylist()]
     return [digests[index] for index in distinct.indices.to_pylist()]
 
 
-def _digest(value: Any, key: str) -> Optional[bytes]:
+def _digest(value: Any, key: str) -> bytes | None:
     if key in _KEY_COLUMNS:
         text = value.encode()
     else:
@@ -109,7 +109,7 @@ def _digest(value: Any, key: str) -> Optional[bytes]:
     return blake2b(text, digest_size=DIGEST_BYTES).digest() if text else None
 
 
-def _rewrite(path: Path, footer: Footer, key: str, keys: Keys, drop_tombstones: bool, compacted_at: int) -> Optional[Compacted]:
+def _rewrite(path: Path, footer: Footer, key: str, keys: Keys, drop_tombstones: bool, compacted_at: int) -> Compacted | None:
     """Write a segment without the records that are superseded; None if it is compacted, and has none."""
     with pq.ParquetFile(path, page_checksum_verification=True) as source:
         kept = [

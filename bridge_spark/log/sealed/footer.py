@@ -16,11 +16,12 @@ import json
 import os
 import zlib
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from io import FileIO
 from itertools import accumulate
 from pathlib import Path
 from struct import Struct, pack, unpack_from
-from typing import Any, Callable, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, NamedTuple
 
 import google_crc32c
 
@@ -73,8 +74,8 @@ class Footer(NamedTuple):
     first_timestamp: int
     last_timestamp: int
     unsealed_bytes: int
-    lost: Tuple[Tuple[int, int], ...]
-    groups: Tuple[RowGroup, ...]
+    lost: tuple[tuple[int, int], ...]
+    groups: tuple[RowGroup, ...]
     size: int
     data_bytes: int  # before the footer
     data_crc: int
@@ -87,14 +88,14 @@ class Footer(NamedTuple):
     def encode(self) -> str:
         """The value of `KEY`, with zeros for the checksums."""
         version = FORMAT_OF_COMPACTED if self.compacted_at else FORMAT_VERSION
-        fields: Dict[str, Any] = {"format": "mqttbroker sealed segment", "version": version, **self._asdict()}
+        fields: dict[str, Any] = {"format": "mqttbroker sealed segment", "version": version, **self._asdict()}
         del fields["size"], fields["data_bytes"], fields["data_crc"]
         if not self.compacted_at:
             del fields["compacted_at"]
         text = json.dumps(fields, separators=(",", ":"))
         return text[:-1] + _CHECKSUMS % (_NO_CHECKSUM, _NO_CHECKSUM)
 
-    def sparse_index(self) -> List[IndexEntry]:
+    def sparse_index(self) -> list[IndexEntry]:
         """The row groups as a sparse index (`IndexEntry`)."""
         latest = accumulate((group.last_timestamp for group in self.groups), max, initial=self.first_timestamp)
         return [IndexEntry(group.first_offset, group.position, before) for group, before in zip(self.groups, latest)]
@@ -116,8 +117,8 @@ def with_checksums(ending: bytes, crc: int) -> bytes:
 
 def encode_time_index(timestamps: Sequence[int]) -> bytes:
     """The time index of a row group."""
-    positions: List[int] = []
-    values: List[int] = []
+    positions: list[int] = []
+    values: list[int] = []
     position = latest = 0
     for number, timestamp in enumerate(timestamps):
         if timestamp > latest or not number:

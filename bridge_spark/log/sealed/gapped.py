@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from types import TracebackType
-from typing import Any, List, Optional, Type
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -48,13 +48,13 @@ class GappedPartition:
         self._stream = stream
         self._partition = partition
         self._segment_bytes = segment_bytes
-        self._segment: Optional[_Segment] = None
-        self._last_time: Optional[int] = None  # of the last record
+        self._segment: _Segment | None = None
+        self._last_time: int | None = None  # of the last record
 
     def __enter__(self) -> GappedPartition:
         return self
 
-    def __exit__(self, kind: Optional[Type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._segment is not None:  # after an error: the file is not complete
             self._segment.abandon()
             self._segment = None
@@ -107,10 +107,10 @@ class _Segment:
         self.size = 0  # bytes of the rows in an unsealed segment
         self.count = 0  # offsets
         self._place = place
-        self._rows: List[Optional[Message]] = []
-        self._times: List[int] = []
+        self._rows: list[Message | None] = []
+        self._times: list[int] = []
         self._rows_bytes = 0
-        self._groups: List[RowGroup] = []
+        self._groups: list[RowGroup] = []
         self._first_timestamp = 0
         self._fd = os.open(place.path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         self._sink = ChecksummedFile(self._fd)
@@ -121,7 +121,7 @@ class _Segment:
             store_schema=False,
         )  # fmt: skip
 
-    def add(self, timestamp: int, message: Optional[Message]) -> None:
+    def add(self, timestamp: int, message: Message | None) -> None:
         """Add a record, or an offset without one."""
         size = ROW_BYTES if message is None else ROW_BYTES + message.size + len(message.publisher)
         self._rows.append(message)
@@ -159,7 +159,7 @@ class _Segment:
         rows, times = self._rows, self._times
         self._rows, self._times, self._rows_bytes = [], [], 0
         first = self._place.first_offset + (self._groups[-1].end_offset - self._place.first_offset if self._groups else 0)
-        values: dict[str, List[Any]] = {
+        values: dict[str, list[Any]] = {
             "timestamp": times,
             "flags": [0 if one is None else one.qos | (RETAIN_FLAG if one.retain else 0) for one in rows],
             "topic": [None if one is None else one.topic for one in rows],

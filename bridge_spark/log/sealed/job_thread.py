@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Callable, Optional
+from collections.abc import Callable
 
 from bridge_spark.log.sealed.job_process import JobProcess
 
@@ -23,7 +23,7 @@ class JobThread:
         due: threading.Event,
         process: JobProcess,
         work: Callable[[], None],
-        pause: Callable[[], Optional[float]],
+        pause: Callable[[], float | None],
     ) -> None:
         self.stopping = False
         self._name = name
@@ -31,7 +31,7 @@ class JobThread:
         self._process = process
         self._work = work
         self._pause = pause
-        self._thread: Optional[threading.Thread] = None
+        self._thread: threading.Thread | None = None
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self._run, name=self._name, daemon=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from io import BytesIO
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -46,7 +46,7 @@ class SealedFile:
         end: int,
         predicate: Predicate = Predicate(),
         with_removed: bool = False,
-    ) -> Iterator[tuple[int, int, Optional[pa.RecordBatch]]]:
+    ) -> Iterator[tuple[int, int, pa.RecordBatch | None]]:
         """The `stored` columns and the offsets of the rows from `start` up to `end`.
 
         Yields the first offset, the end offset and the rows of each row group; None as rows for offsets lost to damage.

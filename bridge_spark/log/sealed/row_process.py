@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple, Union
+from typing import Any, NamedTuple
 
 from bridge_spark.log.archive.files import ArchiveError
 from bridge_spark.log.sealed.child_process import ChildProcess
@@ -47,7 +47,7 @@ class RowProcess:
     def running(self) -> bool:
         return self._child.process is not None
 
-    def read(self, path: Union[Path, str], length: int, offset: int, size: int, location: str = "") -> SealedBatch:
+    def read(self, path: Path | str, length: int, offset: int, size: int, location: str = "") -> SealedBatch:
         """A batch of about `size` bytes of a file, in the archive at `location` if that is not "".
 
         Raises `OSError`, `ProcessEnded` among them, and `ArchiveError`.

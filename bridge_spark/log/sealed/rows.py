@@ -9,7 +9,7 @@ import os
 from array import array
 from collections import OrderedDict
 from functools import partial
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from bridge_spark.log.archive.files import ArchiveFiles, open_files
 from bridge_spark.log.archive.location import parse_location
@@ -148,7 +148,7 @@ class SealedRows:
 
     def _group(self, path: str, length: int, file: SealedFile, group: RowGroup) -> _Group:
         key = path, length, group.first_offset
-        known: Optional[_Group] = self._groups.get(key)
+        known: _Group | None = self._groups.get(key)
         if known is not None:
             self._groups.move_to_end(key)
             return known

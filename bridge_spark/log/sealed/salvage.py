@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterator
 from itertools import repeat
 from pathlib import Path
-from typing import Any, BinaryIO, Optional
+from typing import Any, BinaryIO
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
@@ -21,7 +21,7 @@ BATCH_ROWS = 1000
 _COLUMNS = ["topic", "payload", "qos", "retain", "properties", "client_id", "timestamp", "offset"]
 
 
-def salvage(source: Path, target: Path, first_offset: int, end_offset: Optional[int]) -> None:
+def salvage(source: Path, target: Path, first_offset: int, end_offset: int | None) -> None:
     """Write the readable rows of `source` to the unsealed segment `target`, with lost batches for all other offsets.
 
     The segment ends at `end_offset`, or if that is None after the last readable row.  Raises `OSError` if `target`
@@ -51,7 +51,7 @@ def salvage(source: Path, target: Path, first_offset: int, end_offset: Optional[
         os.fsync(file.fileno())
 
 
-def _write_kept(file: BinaryIO, rows: dict[str, list[Any]], offsets: list[int], reached: int, end_offset: Optional[int]) -> int:
+def _write_kept(file: BinaryIO, rows: dict[str, list[Any]], offsets: list[int], reached: int, end_offset: int | None) -> int:
     """Write the records of a row group that compaction kept, each with lost batches before it; return the offset reached."""
     for offset, values in zip(offsets, zip(*rows.values(), repeat(0))):
         if values[0] is None or offset < reached or (end_offset is not None and offset >= end_offset):

@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import dropwhile
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Set, Tuple
+from typing import Any
 
 from bridge_spark.log.files import sync_directory
 from bridge_spark.log.record_batch import SegmentError
@@ -31,7 +31,7 @@ MAX_FAILURES = 3  # consecutive failures after which sealing pauses until the fi
 COMPACT_AFTER = 16  # sealed segments after which partitions are compacted, though more are to be sealed
 RESERVED_BYTES = 64 * 1024 * 1024  # disk space left to the broker, beyond a sealed file as large as its segment
 
-SealJob = Tuple[Key, Path, Segment]
+SealJob = tuple[Key, Path, Segment]
 
 logger = logging.getLogger(__name__)
 
@@ -43,11 +43,11 @@ class Sealer:
         self._logs = logs
         self._process = JobProcess()
         self._thread = JobThread("sealing", logs.segment_closed, self._process, self._seal_all, self._pause)
-        self._not_before: Dict[Tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
-        self._retry_waits: Dict[Tuple[Key, int], float] = {}
+        self._not_before: dict[tuple[Key, int], float] = {}  # when to try a segment again; infinity once it is done
+        self._retry_waits: dict[tuple[Key, int], float] = {}
         self._started = False
-        self._compacted: Dict[Key, Dict[int, int]] = {}  # generations that the log does not show yet, by first offset
-        self._compact_after: Dict[Key, float] = {}  # when to try again after a failure
+        self._compacted: dict[Key, dict[int, int]] = {}  # generations that the log does not show yet, by first offset
+        self._compact_after: dict[Key, float] = {}  # when to try again after a failure
 
     def start(self) -> None:
         """Start, if there is a stream to be sealed; without effect once started."""
@@ -79,14 +79,14 @@ class Sealer:
             if self._is_due(key, partition.config, segments):
                 self._compact(key, partition.directory, partition.config, segments)
 
-    def _pause(self) -> Optional[float]:
+    def _pause(self) -> float | None:
         """Seconds until the next retry; None if there is none."""
         retries = [self._not_before[key] for key in self._retry_waits] + list(self._compact_after.values())
         return max(0.0, min(retries) - time.monotonic()) if retries else None
 
-    def _next(self) -> Optional[SealJob]:
+    def _next(self) -> SealJob | None:
         now = time.monotonic()
-        known: Set[Tuple[Key, int]] = set()
+        known: set[tuple[Key, int]] = set()
         for job in self._logs.unsealed():
             name = (job[0], job[2].first_offset)
             if self._not_before.get(name, 0.0) <= now:
@@ -142,7 +142,7 @@ class Sealer:
             raise JobFailed("the sealed file has other offsets")
         return sealed
 
-    def _is_due(self, key: Key, config: StreamConfig, segments: List[Segment]) -> bool:
+    def _is_due(self, key: Key, config: StreamConfig, segments: list[Segment]) -> bool:
         """Whether so much of a partition is not compacted that it is compacted now."""
         if self._compact_after.get(key, 0.0) > time.monotonic():
             return False
@@ -155,10 +155,10 @@ class Sealer:
         size = sum(segment.size for segment in dirty)
         return size * 100 >= config.compact_dirty_percent * sum(segment.size for segment in segments) and size > 0
 
-    def _compact(self, key: Key, directory: Path, config: StreamConfig, segments: List[Segment]) -> None:
+    def _compact(self, key: Key, directory: Path, config: StreamConfig, segments: list[Segment]) -> None:
         """Compact the sealed segments of a partition; a failure is logged, and repeated later."""
         now = self._logs.now()
-        written: List[Dict[str, Any]] = []
+        written: list[dict[str, Any]] = []
         try:
             free, size = os.statvfs(directory), sum(segment.size for segment in segments)
             if free.f_bavail * free.f_frsize < size + RESERVED_BYTES:
@@ -192,7 +192,7 @@ class Sealer:
         removed = sum(each["removed"] for each in written)
         logger.info("event=compacted partition=%s segments=%d removed=%d", directory, len(written), removed)
 
-    def _failed(self, name: Tuple[Key, int], path: Path, error: Exception) -> None:
+    def _failed(self, name: tuple[Key, int], path: Path, error: Exception) -> None:
         self._logs.sealing_failures += 1
         wait = self._retry_waits[name] = min(2 * self._retry_waits.get(name, FIRST_RETRY / 2), LAST_RETRY)
         self._not_before[name] = time.monotonic() + wait

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Optional, Union
+from typing import Any, NamedTuple
 
 import google_crc32c
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -122,7 +122,7 @@ def seal(source: ClosedSegment, target: Path) -> None:
 def _write(source: ClosedSegment, sink: ChecksummedFile) -> Footer:
     lost: list[tuple[int, int]] = []
     groups: list[RowGroup] = []
-    first_timestamp: Optional[int] = None
+    first_timestamp: int | None = None
     file = pa.PythonFile(sink, "w")  # its position includes the time indexes
     with pq.ParquetWriter(
         file,
@@ -169,7 +169,7 @@ def _write(source: ClosedSegment, sink: ChecksummedFile) -> Footer:
     return footer
 
 
-def _parts(source: ClosedSegment) -> Iterator[Union[StoredRows, LostRange]]:
+def _parts(source: ClosedSegment) -> Iterator[StoredRows | LostRange]:
     """The records and lost ranges of the segment in order, in pieces of at most one row group."""
     pending = _PendingRows(source.first_offset)
     with open(source.path, "rb") as file:
@@ -263,7 +263,7 @@ def _property_columns(encoded: pa.Array) -> dict[str, Any]:
     return {name: pa.array(column, SCHEMA.field(name).type).take(distinct.indices) for name, column in values.items()}
 
 
-def _decode_or_none(data: bytes) -> Optional[Properties]:
+def _decode_or_none(data: bytes) -> Properties | None:
     """None if malformed.  The Spark source reports malformed properties itself, from the column `properties`."""
     try:
         return decode_properties(data)
@@ -301,7 +301,7 @@ class ChecksummedFile:
         self._position = 0
         self._crc = 0
         self._synced = 0
-        self._footer: Optional[bytearray] = None
+        self._footer: bytearray | None = None
 
     def write(self, data: Any) -> int:
         data = bytes(data)

@@ -6,7 +6,8 @@ late; the table of messages has them in any case.
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -78,7 +79,7 @@ class AggregatePipeline:
         self._output.create(rows.sparkSession, rows.schema)
         return rows
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
+    def committed(self, batch: int, checkpoint: str) -> Marker | None:
         return self._output.committed(batch, checkpoint)
 
     def write(self, messages: DataFrame, batch: BatchContext) -> Marker:

@@ -10,12 +10,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import Optional, Union
+from datetime import UTC, datetime
 
 from bridge_spark.tables.recorded_columns import RANGE_PREFIX
 
-Bound = Union[datetime, Mapping[int, int]]
+Bound = datetime | Mapping[int, int]
 """A time, or an offset for each partition."""
 
 _TIME = "%Y%m%dT%H%M%S.%fZ"
@@ -38,7 +37,7 @@ def parse_bound(text: str) -> Bound:
         time = datetime.fromisoformat(text)
     except ValueError:
         raise ValueError(f'{text!r} is neither a time like 2026-01-31T12:00:00Z nor offsets like {{"0": 123}}') from None
-    return time.replace(tzinfo=timezone.utc) if time.tzinfo is None else time.astimezone(timezone.utc)
+    return time.replace(tzinfo=UTC) if time.tzinfo is None else time.astimezone(UTC)
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class BackfillRange:
         if isinstance(begin, datetime) and isinstance(end, datetime):
             if begin >= end:
                 raise ValueError(f"the range ends at {end.isoformat()}, not after its beginning")
-            if end > datetime.now(timezone.utc):
+            if end > datetime.now(UTC):
                 raise ValueError(f"{end.isoformat()} is in the future: messages received until then would be missing")
         elif isinstance(begin, datetime) or isinstance(end, datetime):
             raise ValueError("a range goes from a time to a time, or from offsets to offsets")
@@ -85,10 +84,10 @@ def _format(bound: Bound) -> str:
     return ",".join(f"{partition}.{offset}" for partition, offset in sorted(bound.items()))
 
 
-def _parse(text: str) -> Optional[Bound]:
+def _parse(text: str) -> Bound | None:
     if re.fullmatch(r"\d+\.\d+(,\d+\.\d+)*", text):
         return {int(partition): int(offset) for partition, _, offset in (part.partition(".") for part in text.split(","))}
     try:
-        return datetime.strptime(text, _TIME).replace(tzinfo=timezone.utc)
+        return datetime.strptime(text, _TIME).replace(tzinfo=UTC)
     except ValueError:
         return None

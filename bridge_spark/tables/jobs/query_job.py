@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Optional, Protocol
+from typing import IO, Any, Protocol
 
 from pyspark.sql import DataFrame
 from pyspark.sql.streaming.query import StreamingQuery
@@ -56,7 +56,7 @@ class Pipeline(Protocol):
     def stream(self, checkpoint: Checkpoint) -> DataFrame:
         """The streaming rows of the query."""
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
+    def committed(self, batch: int, checkpoint: str) -> Marker | None:
         """The marker of a batch that was published; ``checkpoint`` is the checkpoint's id."""
 
     def write(self, messages: DataFrame, batch: BatchContext) -> Marker:
@@ -71,12 +71,12 @@ class QueryJob:
         self._where = where
         self._checkpoint = Checkpoint(checkpoint)
         self._pipeline = pipeline
-        self._query: Optional[StreamingQuery] = None
+        self._query: StreamingQuery | None = None
         self._started = threading.Event()
         self._in_batch = threading.Lock()
         self._refused = False  # a batch was refused because the query is being stopped
-        self._failure: Optional[str] = None
-        self._interval: Optional[str] = None
+        self._failure: str | None = None
+        self._interval: str | None = None
         self._restarts = 0
         self._lock = self._lock_checkpoint()
         try:
@@ -85,7 +85,7 @@ class QueryJob:
             self._lock.close()
             raise IngestError(f"{where}: {error}") from None
 
-    def start(self, interval: Optional[str]) -> None:
+    def start(self, interval: str | None) -> None:
         """Start the query: a batch every ``interval``, or None for one run over everything available."""
         self._interval = interval
         self._failure = None
@@ -107,7 +107,7 @@ class QueryJob:
         finally:
             self._started.set()
 
-    def _new_query(self, interval: Optional[str]) -> StreamingQuery:
+    def _new_query(self, interval: str | None) -> StreamingQuery:
         writer = (
             self._pipeline.stream(self._checkpoint)
             .writeStream.queryName(self.progress.name)

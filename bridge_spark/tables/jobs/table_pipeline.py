@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Optional
+from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -50,7 +50,7 @@ class TablePipeline:
         self._bad.create(found.sparkSession, dead_letter_schema())
         return self._rows.deduplicated(found) if self._deduplicates else found
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
+    def committed(self, batch: int, checkpoint: str) -> Marker | None:
         self._bad.committed(batch, checkpoint)
         return self._good.committed(batch, checkpoint)
 
@@ -95,7 +95,7 @@ class TablePipeline:
         counts.pop("fields", None)
         return staged, counts
 
-    def _late(self, batch: BatchContext) -> Optional[DataFrame]:
+    def _late(self, batch: BatchContext) -> DataFrame | None:
         """The messages that Spark dropped from this batch because they came after the watermark, as dead letters.
 
         Spark only counts them.  They are found again by reading the batch's range with the watermark from the

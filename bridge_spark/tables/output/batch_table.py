@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -66,7 +66,7 @@ class BatchTable(Protocol[S]):
     def stage(self, rows: DataFrame, batch: int) -> S:
         """Write the rows of a batch to files that no reader sees."""
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
+    def committed(self, batch: int, checkpoint: str) -> Marker | None:
         """The marker of the batch, or of the newest one if that is later; None if the batch was not published.
 
         Raises `ForeignBatch` if it comes from another checkpoint.
@@ -75,7 +75,7 @@ class BatchTable(Protocol[S]):
     def publish(self, batch: int, staged: S, marker: Marker) -> None:
         """Make the staged files visible and durable as the batch, in place of the batch if it was published last."""
 
-    def publish_empty(self, batch: int, staged: Optional[S] = None) -> None:
+    def publish_empty(self, batch: int, staged: S | None = None) -> None:
         """Discard the staged files, as the batch has no rows, and the batch if it was published last."""
 
     def maintain(self, batch: int) -> None:

@@ -12,7 +12,6 @@ Delta allows such names with column mapping, but deltalake cannot add a column t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Optional
 
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
@@ -23,7 +22,7 @@ _REFUSED = {"parquet": ("interval", "void"), "delta": _NEITHER, "iceberg": _NEIT
 _DELTA_CHARACTERS = " ,;{}()\n\t="
 
 
-def refusal(table_format: str, schema: StructType) -> Optional[str]:
+def refusal(table_format: str, schema: StructType) -> str | None:
     """Why a table of the format cannot have the columns, a sentence without its end; None if it can."""
     for path, kind in _within(schema, ""):
         if _is_refused(kind, table_format):

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import pyarrow as pa  # type: ignore[import-untyped]
 
@@ -22,7 +22,7 @@ INDEXED_COLUMNS = 32
 _PROPERTY = "delta.dataSkippingNumIndexedCols"
 _MAX_TEXT = 32
 _LAST_CHARACTER = "\U0010ffff"
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class _Bounds(NamedTuple):
@@ -32,7 +32,7 @@ class _Bounds(NamedTuple):
     greatest: Any = None
 
 
-def statistics(file: DataFile, properties: Mapping[str, Optional[str]]) -> str:
+def statistics(file: DataFile, properties: Mapping[str, str | None]) -> str:
     """The JSON text for the file; ``properties`` are those of the table."""
     metadata = file.metadata()
     found: dict[str, Any] = {"numRecords": file.rows, "minValues": {}, "maxValues": {}, "nullCount": {}}
@@ -78,14 +78,14 @@ def _bounds(groups: list[Any], kind: pa.DataType) -> _Bounds:
     return _Bounds()
 
 
-def _text_above(text: str) -> Optional[str]:
+def _text_above(text: str) -> str | None:
     """``text``, or a text of `_MAX_TEXT` characters and one more that comes after it; None if there is none."""
     if len(text) <= _MAX_TEXT:
         return text
     return None if text[_MAX_TEXT] == _LAST_CHARACTER else text[:_MAX_TEXT] + _LAST_CHARACTER
 
 
-def _time(milliseconds: int, zone: str) -> Optional[str]:
+def _time(milliseconds: int, zone: str) -> str | None:
     try:
         time = _EPOCH + timedelta(milliseconds=milliseconds)
     except OverflowError:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from bridge_spark.log.files import sync
 from bridge_spark.tables.ingest_config import EXPIRE_AFTER_S, MERGE_FILES, is_url
@@ -69,7 +69,7 @@ class DeltaBatchTable(FileTable):
     def __init__(
         self,
         place: str,
-        merge_files: Optional[int] = MERGE_FILES,
+        merge_files: int | None = MERGE_FILES,
         expire_after: int = EXPIRE_AFTER_S,
         options: Mapping[str, str] = {},
     ) -> None:
@@ -113,11 +113,11 @@ class DeltaBatchTable(FileTable):
             table = self._open()
             return [] if table is None else list(_sizes(table))
 
-    def _last_batch(self, checkpoint: str) -> tuple[Optional[int], bool]:
+    def _last_batch(self, checkpoint: str) -> tuple[int | None, bool]:
         table = self._open()
         return (None, False) if table is None else (table.transaction_version(checkpoint), table.version() > 0)
 
-    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: Optional[str]) -> None:
+    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: str | None) -> None:
         from deltalake import Transaction
         from deltalake.exceptions import DeltaError
 
@@ -141,7 +141,7 @@ class DeltaBatchTable(FileTable):
                 time.sleep(0.2 * 2**attempt)
         self._published = batch
 
-    def _write(self, table: DeltaTable, actions: Sequence[Any], version: Optional[Any]) -> None:
+    def _write(self, table: DeltaTable, actions: Sequence[Any], version: Any | None) -> None:
         from deltalake import CommitProperties
 
         if not actions:
@@ -175,7 +175,7 @@ class DeltaBatchTable(FileTable):
         commits = (log / f"{version:020d}.json" for version in count(max(since, 0)))
         sync([*takewhile(Path.exists, commits), log, self._directory])
 
-    def _open(self) -> Optional[DeltaTable]:
+    def _open(self) -> DeltaTable | None:
         try:
             from deltalake import DeltaTable
         except ImportError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from bridge_spark.tables.output.batch_table import ForeignBatch, Marker, TableError
 from bridge_spark.tables.output.data_files import (
@@ -29,10 +29,10 @@ class FileTable(ABC):
     merged, None for never.
     """
 
-    def __init__(self, place: str, merge_files: Optional[int]) -> None:
+    def __init__(self, place: str, merge_files: int | None) -> None:
         self.place = place
         self._merge_files = merge_files
-        self._published: Optional[int] = None  # the last batch of the checkpoint that `committed` was asked for
+        self._published: int | None = None  # the last batch of the checkpoint that `committed` was asked for
 
     def clean(self) -> None:
         """Nothing to do: each batch removes the files that it does not publish."""
@@ -47,7 +47,7 @@ class FileTable(ABC):
         """Write rows to files whose names begin with ``prefix``, for `replace`."""
         return write_rows(rows, self.writer(prefix, arrow_schema(rows)))
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
+    def committed(self, batch: int, checkpoint: str) -> Marker | None:
         with library_errors(self.place):
             self._published, has_commits = self._last_batch(checkpoint)
             if self._has_published(batch):
@@ -60,7 +60,7 @@ class FileTable(ABC):
         with library_errors(self.place):
             self._commit(batch, staged.files, marker["checkpoint"])
 
-    def publish_empty(self, batch: int, staged: Optional[StagedFiles] = None) -> None:
+    def publish_empty(self, batch: int, staged: StagedFiles | None = None) -> None:
         if staged is not None:
             staged.discard()
         with library_errors(self.place):
@@ -97,9 +97,9 @@ class FileTable(ABC):
         """The names of the data files of the newest version, within the table."""
 
     @abstractmethod
-    def _last_batch(self, checkpoint: str) -> tuple[Optional[int], bool]:
+    def _last_batch(self, checkpoint: str) -> tuple[int | None, bool]:
         """The last batch of the checkpoint in the table, and whether the table has commits of any writer."""
 
     @abstractmethod
-    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: Optional[str]) -> None:
+    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: str | None) -> None:
         """Add the files as the batch, in place of those of the batch if it was published; None: without a marker."""

@@ -12,10 +12,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from bridge_spark.tables.ingest_config import EXPIRE_AFTER_S, MERGE_FILES, CatalogConfig, is_url
@@ -89,7 +89,7 @@ class IcebergBatchTable(FileTable):
         self,
         place: str,
         catalog: CatalogConfig,
-        merge_files: Optional[int] = MERGE_FILES,
+        merge_files: int | None = MERGE_FILES,
         expire_after: int = EXPIRE_AFTER_S,
     ) -> None:
         super().__init__(place, merge_files)
@@ -135,11 +135,11 @@ class IcebergBatchTable(FileTable):
 
     # --- commits --------------------------------------------------------------------------------------------------
 
-    def _last_batch(self, checkpoint: str) -> tuple[Optional[int], bool]:
+    def _last_batch(self, checkpoint: str) -> tuple[int | None, bool]:
         table = self._open()
         return (None, False) if table is None else (_batch(table, checkpoint), table.current_snapshot() is not None)
 
-    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: Optional[str]) -> None:
+    def _commit(self, batch: int, files: Sequence[DataFile], checkpoint: str | None) -> None:
         replaced = self._has_published(batch)
         summary = {_BATCH: str(batch), **({} if checkpoint is None else {_CHECKPOINT: checkpoint})}
 
@@ -157,8 +157,8 @@ class IcebergBatchTable(FileTable):
         self,
         choose: Callable[[Table], tuple[Sequence[IcebergFile], Sequence[DataFile]]],
         summary: dict[str, str],
-        landed: Optional[Callable[[Table], bool]],
-        also: Optional[Callable[[Transaction], None]] = None,
+        landed: Callable[[Table], bool] | None,
+        also: Callable[[Transaction], None] | None = None,
     ) -> None:
         """Remove and add files in one commit, again if another writer came first.
 
@@ -171,8 +171,8 @@ class IcebergBatchTable(FileTable):
         self,
         choose: Callable[[Table], tuple[Sequence[IcebergFile], Sequence[DataFile]]],
         summary: dict[str, str],
-        landed: Optional[Callable[[Table], bool]],
-        also: Optional[Callable[[Transaction], None]],
+        landed: Callable[[Table], bool] | None,
+        also: Callable[[Transaction], None] | None,
     ) -> None:
         table = self._catalog.load_table(self.place)
         if landed is not None and landed(table):
@@ -217,7 +217,7 @@ class IcebergBatchTable(FileTable):
 
     def _expire(self) -> None:
         table = self._load()
-        before = datetime.now(timezone.utc) - timedelta(seconds=self._expire_after)
+        before = datetime.now(UTC) - timedelta(seconds=self._expire_after)
         newest = table.current_snapshot()
         if any(
             snapshot.timestamp_ms < before.timestamp() * 1000
@@ -247,7 +247,7 @@ class IcebergBatchTable(FileTable):
             given.setdefault("py-io-impl", _SYNCED_IO)
         return load_catalog(self._config.name, **given)
 
-    def _open(self) -> Optional[Table]:
+    def _open(self) -> Table | None:
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
         try:
@@ -298,7 +298,7 @@ def _repeated(call: Callable[[], T]) -> T:
     raise AssertionError
 
 
-def _batch(table: Table, checkpoint: str) -> Optional[int]:
+def _batch(table: Table, checkpoint: str) -> int | None:
     """The last batch of a checkpoint that is in the table."""
     found = table.properties.get(f"{_BATCH}.{checkpoint}")
     return None if found is None else int(found)

@@ -29,7 +29,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
@@ -76,7 +76,7 @@ class ParquetBatchTable:
     ``merge_files`` small files are merged when a batch is published, None for never.
     """
 
-    def __init__(self, directory: Path, merge_files: Optional[int] = MERGE_FILES) -> None:
+    def __init__(self, directory: Path, merge_files: int | None = MERGE_FILES) -> None:
         self.directory = directory.resolve()  # a link would be swapped instead of the directory
         self.place = str(directory)
         self._merge_files = merge_files
@@ -128,7 +128,7 @@ class ParquetBatchTable:
         """A directory for the files of a batch, which does not exist yet."""
         return StagedDirectory(self._staging.new(batch))
 
-    def committed(self, batch: int, checkpoint: str) -> Optional[Marker]:
+    def committed(self, batch: int, checkpoint: str) -> Marker | None:
         marker = self._read_marker()
         if marker is None:
             if self.has_batches():
@@ -165,7 +165,7 @@ class ParquetBatchTable:
         sync_directory(self.directory)
         staged.discard()
 
-    def publish_empty(self, batch: int, staged: Optional[StagedDirectory] = None) -> None:
+    def publish_empty(self, batch: int, staged: StagedDirectory | None = None) -> None:
         if staged is not None:
             staged.discard()
         published = _files_of(self.directory, batch)
@@ -262,7 +262,7 @@ class ParquetBatchTable:
         there = all((self.directory / name).exists() for name in marker["files"])
         return int(marker["batch"]) if there else int(marker["batch"]) - 1
 
-    def _read_marker(self) -> Optional[Marker]:
+    def _read_marker(self) -> Marker | None:
         try:
             return dict(json.loads(self._marker_file.read_bytes()))
         except FileNotFoundError:

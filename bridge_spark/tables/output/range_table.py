@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Optional, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from bridge_spark.log.files import sync, sync_directory
 from bridge_spark.tables.ingest_config import SinkConfig
@@ -35,7 +35,7 @@ class RangeTable(Protocol):
     def stage(self, rows: DataFrame, name: str) -> Staged:
         """Write the rows of a range to files that no reader sees."""
 
-    def replace(self, name: str, staged: Optional[Any]) -> None:
+    def replace(self, name: str, staged: Any | None) -> None:
         """Create or replace the range ``name`` atomically; None removes it."""
 
 
@@ -57,7 +57,7 @@ class RangeDirectories:
         rows.write.parquet(spark_path(staged.path))
         return staged
 
-    def replace(self, name: str, staged: Optional[StagedDirectory]) -> None:
+    def replace(self, name: str, staged: StagedDirectory | None) -> None:
         target = self._directory / name
         if staged is None:
             if target.exists():
@@ -97,7 +97,7 @@ class RangeFiles:
     def stage(self, rows: DataFrame, name: str) -> StagedFiles:
         return self._table.stage_named(rows, _file_prefix(name))
 
-    def replace(self, name: str, staged: Optional[StagedFiles]) -> None:
+    def replace(self, name: str, staged: StagedFiles | None) -> None:
         if (staged is not None and staged.files) or self._table.names():
             self._table.replace(_file_prefix(name), () if staged is None else staged.files)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession, Window
@@ -164,7 +164,7 @@ class MessageRows:
         """
         found = self.with_event_time(self.parse(messages))
         late = found.where(F.col(REASON).isNull() & (F.col(EVENT_TIME) <= F.timestamp_millis(F.lit(watermark))))
-        until = datetime.fromtimestamp(watermark / 1000, timezone.utc).isoformat(timespec="milliseconds")
+        until = datetime.fromtimestamp(watermark / 1000, UTC).isoformat(timespec="milliseconds")
         return late.withColumn(REASON, F.lit(f"too late: the watermark was {until}"))
 
     def counted(self, found: DataFrame) -> CountedRows:

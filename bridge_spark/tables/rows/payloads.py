@@ -6,8 +6,6 @@ parser (see `PayloadConfig`); the resulting columns are the same.
 
 from __future__ import annotations
 
-from typing import Optional
-
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -168,7 +166,7 @@ def _check_path(schema: StructType, path: tuple[str, ...]) -> None:
         kind = kind[name].dataType
 
 
-def _not_finite(value: Column, kind: DataType) -> Optional[Column]:
+def _not_finite(value: Column, kind: DataType) -> Column | None:
     if not isinstance(kind, (DoubleType, FloatType)):
         return None
     return F.isnan(value) | F.abs(value).eqNullSafe(F.lit(float("inf")))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 from heapq import heapify, heappop, heappush
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Final
 
 from mqttbroker.core.terms.networks import address_of, network_text
 
 # Address, user name and client id of clients; "" = any.
-Key = Tuple[str, str, str]
+Key = tuple[str, str, str]
 
 MAX_NAME: Final = 64  # characters of a user name or client id in a key; of a longer one the digest is stored
 FOREVER: Final = float("inf")
@@ -49,10 +49,10 @@ class BanList:
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
-        self._tables: Dict[str, Dict[Key, Ban]] = {OPERATOR: {}}  # by cause; the oldest ban first
-        self._ends: List[Tuple[float, int, Ban]] = []  # a heap
+        self._tables: dict[str, dict[Key, Ban]] = {OPERATOR: {}}  # by cause; the oldest ban first
+        self._ends: list[tuple[float, int, Ban]] = []  # a heap
         self._last = 0  # of the numbers in `_ends`
-        self._prefixes: Dict[Tuple[int, int], int] = {}  # bans by IP version and prefix length of their address
+        self._prefixes: dict[tuple[int, int], int] = {}  # bans by IP version and prefix length of their address
         self._length = 0
 
     def __len__(self) -> int:
@@ -89,12 +89,12 @@ class BanList:
         """Whether the ban has neither ended nor been removed."""
         return self.get(ban.key, ban.cause) is ban
 
-    def get(self, key: Key, cause: str) -> Optional[Ban]:
+    def get(self, key: Key, cause: str) -> Ban | None:
         """The ban of exactly this key for this cause."""
         table = self._tables.get(cause)
         return None if table is None else table.get(key)
 
-    def of(self, key: Key) -> List[Ban]:
+    def of(self, key: Key) -> list[Ban]:
         """The bans of exactly this key."""
         return [table[key] for table in self._tables.values() if key in table]
 
@@ -110,7 +110,7 @@ class BanList:
         else:
             del self._prefixes[prefix]
 
-    def find(self, peer: str, username: Optional[str], client_id: str, exempt: bool = False) -> Optional[Ban]:
+    def find(self, peer: str, username: str | None, client_id: str, exempt: bool = False) -> Ban | None:
         """A ban of this client; of an ``exempt`` one only an operator's."""
         addresses = [""]
         if self._prefixes:
@@ -132,9 +132,9 @@ class BanList:
                             return ban
         return None
 
-    def expire(self, now: float) -> List[Ban]:
+    def expire(self, now: float) -> list[Ban]:
         """Remove the bans that are over; returns them."""
-        ended: List[Ban] = []
+        ended: list[Ban] = []
         while self._ends and self._ends[0][0] <= now:
             ban = heappop(self._ends)[2]
             if self.holds(ban):
@@ -142,6 +142,6 @@ class BanList:
                 ended.append(ban)
         return ended
 
-    def all(self) -> List[Ban]:
+    def all(self) -> list[Ban]:
         """Those of operators first."""
         return [ban for table in self._tables.values() for ban in table.values()]

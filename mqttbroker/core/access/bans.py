@@ -9,11 +9,11 @@ an address. Each further ban of the same key lasts twice as long.
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Final, List, Optional, Set
+from typing import Any, Final
 
 from mqttbroker.core.access.ban_list import FOREVER, OPERATOR, Ban, BanList, Key, short
-from mqttbroker.core.terms.networks import Networks, address_of
 from mqttbroker.core.access.offences import MAX_CREDIT, Offences, Record
+from mqttbroker.core.terms.networks import Networks, address_of
 
 audit = logging.getLogger("mqttbroker.audit")
 
@@ -42,7 +42,7 @@ class BanTerms:
         self.first = 0.0
         self.longest = 0.0
         self.max_entries = 0
-        self.exempt: List[Any] = []  # networks of `ipaddress`
+        self.exempt: list[Any] = []  # networks of `ipaddress`
         self.networks = Networks()
 
 
@@ -56,7 +56,7 @@ class Bans:
     def __init__(self, terms: BanTerms) -> None:
         self.failed_logins = 0
         self.refused_logins = 0  # of banned clients
-        self.started: Dict[str, int] = {FAILED_LOGINS: 0, PROTOCOL_ERRORS: 0, RECONNECTS: 0, OPERATOR: 0}
+        self.started: dict[str, int] = {FAILED_LOGINS: 0, PROTOCOL_ERRORS: 0, RECONNECTS: 0, OPERATOR: 0}
         self.on_change: Any = None  # called with True after a ban has begun or was lifted, False after other changes
         self._list = BanList(terms.max_entries)
         self._user_failures = Offences(FAILED_LOGINS)
@@ -79,7 +79,7 @@ class Bans:
             offences.max_entries = terms.max_entries
 
     @property
-    def _counts(self) -> List[Offences]:
+    def _counts(self) -> list[Offences]:
         return [self._user_failures, self._address_failures, self._protocol_errors, self._reconnects]
 
     def network(self, peer: str) -> str:
@@ -98,7 +98,7 @@ class Bans:
                 return True
         return False
 
-    def refuses(self, peer: str, username: Optional[str], now: float, client_id: str = "") -> bool:
+    def refuses(self, peer: str, username: str | None, now: float, client_id: str = "") -> bool:
         """Whether the client is banned; counts the refused login."""
         if len(self._list) == 0:
             return False
@@ -120,7 +120,7 @@ class Bans:
             (address, short(username), ""), now
         )
 
-    def failed(self, peer: str, username: Optional[str], now: float) -> None:
+    def failed(self, peer: str, username: str | None, now: float) -> None:
         """A login failed; without ``username`` it counts only for the address."""
         self.failed_logins += 1
         address = self.network(peer)
@@ -145,7 +145,7 @@ class Bans:
             pair.count = 0
         self._changed(False)
 
-    def passwords_changed(self, usernames: Set[str]) -> None:
+    def passwords_changed(self, usernames: set[str]) -> None:
         """End the bans of user names for failed logins, and those of the addresses where they are banned: the failures
         may have been those of devices with the new password."""
         names = {short(username) for username in usernames}
@@ -166,7 +166,7 @@ class Bans:
             if address:
                 self._offend(self._protocol_errors, (address, "", ""), now)
 
-    def connected(self, peer: str, username: Optional[str], client_id: str, now: float) -> None:
+    def connected(self, peer: str, username: str | None, client_id: str, now: float) -> None:
         """A client was accepted, as ``username`` if it is authenticated; each time after the first is a reconnect."""
         if self.terms.reconnects:
             address = self.network(peer)
@@ -222,7 +222,7 @@ class Bans:
 
     # --- for operators ------------------------------------------------------------------------------------------------
 
-    def ban(self, key: Key, seconds: float, reason: str, now: float) -> Optional[Ban]:
+    def ban(self, key: Key, seconds: float, reason: str, now: float) -> Ban | None:
         """Ban the clients of a key for ``seconds``, or `FOREVER`; None if there are too many bans of operators.
 
         The address is "" or written as by `network_text`, the names are as in CONNECT.
@@ -240,7 +240,7 @@ class Bans:
         self._changed(True)
         return ban
 
-    def banned(self, now: float) -> List[Ban]:
+    def banned(self, now: float) -> list[Ban]:
         """The bans in force, those of operators first."""
         self._expire(now)
         return self._list.all()
@@ -254,7 +254,7 @@ class Bans:
         self._expire(now)
         return len(self._list)
 
-    def lift(self, address: str, username: Optional[str] = None, client_id: str = "") -> bool:
+    def lift(self, address: str, username: str | None = None, client_id: str = "") -> bool:
         """End the bans of exactly this key, and forget their offences; False if there is none."""
         found = self._list.of((address, short(username or ""), short(client_id)))
         for ban in found:
@@ -269,7 +269,7 @@ class Bans:
 
     # --- for the file of an earlier process ---------------------------------------------------------------------------
 
-    def records(self) -> List[Record]:
+    def records(self) -> list[Record]:
         """The records of failed logins that are not banned, the one updated longest ago first."""
         return [*self._user_failures.records(), *self._address_failures.records()]
 

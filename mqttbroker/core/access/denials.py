@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, Optional
+from typing import Final
 
 from mqttbroker.core.terms.line_limit import LineLimit
 from sessions.context import Clock
@@ -18,7 +18,7 @@ class Denials:
 
     def __init__(self, clock: Clock) -> None:
         self._lines = LineLimit(clock, audit.name, "denials_not_logged")
-        self.counts: Dict[str, int] = {}  # by action, since the start
+        self.counts: dict[str, int] = {}  # by action, since the start
 
     def may_log(self) -> bool:
         """Count a refusal; return whether it may have a line of the log."""
@@ -30,7 +30,7 @@ class Denials:
         target: str,
         client_id: str,
         peer: str,
-        username: Optional[str],
+        username: str | None,
         listener: str,
         reason: str = NOT_ALLOWED,
     ) -> None:

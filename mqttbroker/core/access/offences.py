@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from typing import Dict, Final, List, Optional
+from typing import Final
 
 from mqttbroker.core.access.ban_list import Key
 
@@ -46,7 +46,7 @@ class Offences:
         self.window = 1.0
         self.memory = 0.0
         self.max_entries = 0
-        self._records: Dict[Key, Record] = {}  # the one updated longest ago first
+        self._records: dict[Key, Record] = {}  # the one updated longest ago first
 
     def __len__(self) -> int:
         return len(self._records)
@@ -65,16 +65,16 @@ class Offences:
             del self._records[next(iter(self._records))]
         self._records[record.key] = record
 
-    def get(self, key: Key) -> Optional[Record]:
+    def get(self, key: Key) -> Record | None:
         return self._records.get(key)
 
     def pop(self, key: Key) -> None:
         self._records.pop(key, None)
 
-    def records(self) -> List[Record]:
+    def records(self) -> list[Record]:
         return list(self._records.values())
 
-    def count(self, key: Key, now: float) -> Optional[Record]:
+    def count(self, key: Key, now: float) -> Record | None:
         """Count an offence; returns the record if that exceeds the limit."""
         record = self.record(key)
         self.forgive(record, now)

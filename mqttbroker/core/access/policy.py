@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 from abc import abstractmethod
-from typing import Any, Dict, Final, List, Optional, Union, cast
+from typing import Any, Final, cast
 
 from mypy_extensions import mypyc_attr
 
@@ -39,9 +39,9 @@ class Identity:
 
     def __init__(
         self,
-        username: Optional[str],
-        client_id: Optional[str] = None,
-        permissions: Optional[Permissions] = None,
+        username: str | None,
+        client_id: str | None = None,
+        permissions: Permissions | None = None,
         expires_at: float = 0.0,
     ) -> None:
         self.username = username
@@ -57,7 +57,7 @@ class AuthenticationRequest:
     or later, on the event loop's thread. After all but `ignore` the request is answered, and further calls do nothing.
     """
 
-    def __init__(self, client_id: str, peer: str, username: Optional[str], password: Optional[bytes]) -> None:
+    def __init__(self, client_id: str, peer: str, username: str | None, password: bytes | None) -> None:
         self.client_id = client_id
         self.peer = peer  # its address
         self.listener = ""  # the address of its listener
@@ -68,13 +68,13 @@ class AuthenticationRequest:
         self.size = 0  # memory in bytes of the packet that it belongs to
         # Enhanced authentication (section 4.12): the method, None without it; the last Authentication Data from the
         # client and to it; the state of the method.
-        self.method: Optional[str] = None
-        self.client_data: Optional[bytes] = None
-        self.server_data: Optional[bytes] = None
+        self.method: str | None = None
+        self.client_data: bytes | None = None
+        self.server_data: bytes | None = None
         self.exchange: Any = None
         # Set by the chain: the authenticator that is asked, None if none was left, and those that follow it.
-        self.authenticator: Optional[Authenticator] = None
-        self.chain: Optional[AuthenticationChain] = None
+        self.authenticator: Authenticator | None = None
+        self.chain: AuthenticationChain | None = None
         self.position = 0
 
     @property
@@ -88,7 +88,7 @@ class AuthenticationRequest:
         """The client's verified certificate as from `ssl.SSLSocket.getpeercert`; None or empty if it has none."""
 
     @property
-    def certificate_name(self) -> Optional[str]:
+    def certificate_name(self) -> str | None:
         """The name in the certificate that the listener takes for the client's."""
         return None
 
@@ -158,7 +158,7 @@ class AnonymousPolicy(Authenticator):
     User names are not checked, so all clients are anonymous.
     """
 
-    def __init__(self, allowed: Union[bool, str]) -> None:
+    def __init__(self, allowed: bool | str) -> None:
         super().__init__("anonymous", False)
         self.allowed = allowed
         where = 'from this machine only (allow_anonymous = "loopback")' if allowed == "loopback" else "nowhere (allow_anonymous = false)"
@@ -179,7 +179,7 @@ class AuthenticationChain(AuthenticationPolicy):
     client is anonymous.
     """
 
-    def __init__(self, authenticators: List[Authenticator], anonymous: AnonymousPolicy) -> None:
+    def __init__(self, authenticators: list[Authenticator], anonymous: AnonymousPolicy) -> None:
         self.authenticators = authenticators
         self.anonymous = anonymous
         self._checks_credentials = False
@@ -246,26 +246,26 @@ class Authorizer:
         self.restrictive = restrictive
 
     @abstractmethod
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
         """Whether the client may publish to the topic."""
 
     @abstractmethod
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         """Whether a SUBSCRIBE to the filter succeeds; `may_read` decides on each topic."""
 
     @abstractmethod
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> bool:
         """Whether the client may receive messages of the topic."""
 
-    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_all(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         """Whether the client may receive messages of every topic that matches the filter; False if that is unknown."""
         return False
 
-    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_some(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         """Whether the client may receive messages of a topic that matches the filter; True if that is unknown."""
         return True
 
-    def denies(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def denies(self, client_id: str, username: str | None, topic: str) -> bool:
         """Whether a rule says that the client may not read the topic; False if it is only not allowed."""
         return False
 
@@ -274,16 +274,16 @@ class AllowAll(Authorizer):
     def __init__(self) -> None:
         super().__init__(False)
 
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
         return True
 
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         return True
 
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> bool:
         return True
 
-    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_all(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         return True
 
 
@@ -291,19 +291,19 @@ class DenyAll(Authorizer):
     def __init__(self) -> None:
         super().__init__(True)
 
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> bool:
         return False
 
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         return False
 
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> bool:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> bool:
         return False
 
-    def may_read_all(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_all(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         return False
 
-    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> bool:
+    def may_read_some(self, client_id: str, username: str | None, topic_filter: str) -> bool:
         return False
 
 
@@ -328,19 +328,19 @@ class Permissions:
         self.size = size  # of all in memory, in bytes
 
     @abstractmethod
-    def may_publish(self, client_id: str, username: Optional[str], topic: str) -> int:
+    def may_publish(self, client_id: str, username: str | None, topic: str) -> int:
         """Whether the client may publish to the topic."""
 
     @abstractmethod
-    def may_subscribe(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+    def may_subscribe(self, client_id: str, username: str | None, topic_filter: str) -> int:
         """Whether a SUBSCRIBE to the filter succeeds; `may_read` decides on each topic."""
 
     @abstractmethod
-    def may_read(self, client_id: str, username: Optional[str], topic: str) -> int:
+    def may_read(self, client_id: str, username: str | None, topic: str) -> int:
         """Whether the client may receive messages of the topic."""
 
     @abstractmethod
-    def may_read_some(self, client_id: str, username: Optional[str], topic_filter: str) -> int:
+    def may_read_some(self, client_id: str, username: str | None, topic_filter: str) -> int:
         """Whether the client may receive messages of a topic that matches the filter."""
 
 
@@ -352,7 +352,7 @@ class Rules:
     again. The permissions of a session decide before them; ``with_permissions`` says that sessions may have some.
     """
 
-    def __init__(self, common: Authorizer, by_name: Dict[str, Authorizer], with_permissions: bool = False) -> None:
+    def __init__(self, common: Authorizer, by_name: dict[str, Authorizer], with_permissions: bool = False) -> None:
         self.common = common
         self.by_name = by_name
         # False if every session may do everything.
@@ -361,7 +361,7 @@ class Rules:
             if authorizer.restrictive:
                 self.restrictive = True
 
-    def of(self, name: Optional[str]) -> Authorizer:
+    def of(self, name: str | None) -> Authorizer:
         return self.common if name is None else self.by_name.get(name, _DENY_ALL)
 
     def restricts(self, session: Session) -> bool:

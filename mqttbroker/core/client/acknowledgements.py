@@ -6,7 +6,7 @@ of the same connection wait behind it in the `AckQueue`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Optional
+from typing import TYPE_CHECKING, Any
 
 from mypy_extensions import i64
 
@@ -33,9 +33,9 @@ class AckGate(Gate):
         # Whether the client may use the packet id again after this acknowledgement.
         self.ends_exchange = packet_type == PUBACK or packet_type == PUBCOMP
         self.reason_code = 0
-        self.packet: Optional[bytes] = None
+        self.packet: bytes | None = None
         self.on_sent: Any = None
-        self.next: Optional[AckGate] = None  # in the queue
+        self.next: AckGate | None = None  # in the queue
 
     def opened(self) -> None:
         """Send this acknowledgement and those behind it, as far as they are open."""
@@ -83,8 +83,8 @@ class AckQueue:
         self.length: i64 = 0
         self.unfinished: i64 = 0  # PUBACKs and PUBCOMPs among them: exchanges that count towards Receive Maximum
         self.awaited = False  # a PUBLISH is not handled before one of them has left
-        self._first: Optional[AckGate] = None
-        self._last: Optional[AckGate] = None
+        self._first: AckGate | None = None
+        self._last: AckGate | None = None
 
     def submit(self, gate: AckGate) -> None:
         """Send an acknowledgement, now or when it is open and those before it were sent."""

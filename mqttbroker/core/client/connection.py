@@ -8,7 +8,7 @@ above the high-water mark QoS 0 is dropped and counted, and QoS 1 and 2 stay in 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Dict, Final, List, Optional, cast
+from typing import Any, Final, cast
 
 from mypy_extensions import i32, i64, u8
 
@@ -17,13 +17,13 @@ from mqttbroker.codec.frames import SHORT_ACKS, publish_header, two_bytes
 from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PUBREL, name
+from mqttbroker.core.access.policy import AuthenticationRequest
 from mqttbroker.core.client.acknowledgements import AckQueue
 from mqttbroker.core.client.outbox import Outbound, Outbox
 from mqttbroker.core.client.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.access.policy import AuthenticationRequest
+from mqttbroker.core.client.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_ALIASED_PROPERTIES, TopicAliases
 from mqttbroker.core.terms.rates import Rate, Throttle
 from mqttbroker.core.terms.terms import ListenerTerms
-from mqttbroker.core.client.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_ALIASED_PROPERTIES, TopicAliases
 from mqttbroker.core.terms.users import User
 from sessions.counters import Drops
 from sessions.delivery import ClientConnection, Delivery
@@ -39,7 +39,7 @@ CLOSED: Final = 3
 AUTHENTICATING: Final = 4  # waiting for an AUTH of the client
 
 # Shared by the clients that have not published yet, because an empty dictionary takes 64 bytes. Stays empty.
-_NO_DECISIONS: Final[Dict[str, bool]] = {}
+_NO_DECISIONS: Final[dict[str, bool]] = {}
 
 FREE_BYTES: Final = 4096  # of one client, for each kind of memory, that do not depend on what others hold
 ALIAS_BYTES: Final = 120  # memory of a topic alias beside its topic
@@ -54,7 +54,7 @@ class ConnectionOwner:
     """Has connections, and ends each of them once."""
 
     @abstractmethod
-    def close(self, connection: Connection, with_will: bool, reason: str, username: Optional[str] = None) -> None:
+    def close(self, connection: Connection, with_will: bool, reason: str, username: str | None = None) -> None:
         """End a connection, whether client or broker closed it; its will is published if ``with_will``.
 
         ``username`` is what a refused client claims to be, for the log.
@@ -90,13 +90,13 @@ class Connection(ClientConnection):
         self.outbox = Outbox(outbound)
         self.acks = AckQueue()
         self.wire: Any = None  # the owner of the socket
-        self.session: Optional[Session] = None
+        self.session: Session | None = None
         self.client_id = ""
-        self.username: Optional[str] = None  # as authenticated; None = anonymous
-        self.method: Optional[str] = None  # of enhanced authentication, from CONNECT
+        self.username: str | None = None  # as authenticated; None = anonymous
+        self.method: str | None = None  # of enhanced authentication, from CONNECT
         self.authenticator: Any = None  # the one that accepted the client, or that enhanced authentication began with
         self.expires_at = 0.0  # Unix seconds at which the login expires; 0 = never
-        self.authentication: Optional[AuthenticationRequest] = None  # an enhanced authentication in progress
+        self.authentication: AuthenticationRequest | None = None  # an enhanced authentication in progress
         self.may_publish = _NO_DECISIONS  # decisions of the rules by topic, bounded
         self.connect_bytes: i64 = 0  # part of `Outbound.connect_bytes`
         self.alias_bytes: i64 = 0  # part of `Outbound.alias_bytes`
@@ -106,9 +106,9 @@ class Connection(ClientConnection):
         self.bytes_received: i64 = 0
         self.publish_received: i64 = 0  # PUBLISH packets
         self.maximum_packet_size: i64 = 0xFFFFFFFF
-        self.topic_aliases: Optional[TopicAliases] = None  # None if the client accepts none
-        self.user: Optional[User] = None  # if it is counted
-        self.throttle: Optional[Throttle] = None  # the rates at which the client may send
+        self.topic_aliases: TopicAliases | None = None  # None if the client accepts none
+        self.user: User | None = None  # if it is counted
+        self.throttle: Throttle | None = None  # the rates at which the client may send
 
     @property
     def closed(self) -> bool:
@@ -196,7 +196,7 @@ class Connection(ClientConnection):
         self.outbox.parts.append(packet)
         return True
 
-    def send_publish_pieces(self, first: bytes, pieces: List[bytes], size: i64, payload: i64) -> None:
+    def send_publish_pieces(self, first: bytes, pieces: list[bytes], size: i64, payload: i64) -> None:
         """Queue or drop a QoS 0 PUBLISH of ``size`` bytes, ``payload`` of them payload, in the pieces in which it was
         received."""
         if self._admit(size, payload, True):
@@ -213,7 +213,7 @@ class Connection(ClientConnection):
         parts.append(two_bytes(packet_id))
         parts.append(rest)
 
-    def send_publish_packets(self, parts: List[bytes], size: i64, count: i64, payload: i64) -> None:
+    def send_publish_packets(self, parts: list[bytes], size: i64, count: i64, payload: i64) -> None:
         """Queue ``count`` whole PUBLISH packets, ``size`` bytes in all, ``payload`` of them payload; none is dropped."""
         self._admit(size, payload, False)
         outbox = self.outbox
@@ -523,7 +523,7 @@ class Connection(ClientConnection):
         self._send_disconnect(reason_code, detail, self.outbound.terms.server_reference(reason_code))
         self.owner.close(self, True, f"{name(reason_code)}: {detail}")
 
-    def _send_disconnect(self, reason_code: int, detail: str, server_reference: Optional[str]) -> None:
+    def _send_disconnect(self, reason_code: int, detail: str, server_reference: str | None) -> None:
         if self.version >= 5 and self.state == CONNECTED:
             properties = Properties()
             properties.server_reference = server_reference

@@ -6,7 +6,7 @@ Beyond the limit, the client whose packet began first is disconnected: it has ha
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Dict, Final
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
 
@@ -36,7 +36,7 @@ class IncompletePackets:
     def __init__(self, maximum: int) -> None:
         self.maximum: i64 = maximum
         self.size: i64 = 0
-        self._buffers: Dict[Connection, PacketBuffer] = {}
+        self._buffers: dict[Connection, PacketBuffer] = {}
 
     def count(self, buffer: PacketBuffer, size: i64) -> None:
         """The packet in ``buffer`` has ``size`` bytes now; 0 if there is none."""

@@ -6,7 +6,7 @@ There is no socket here. `FlushScheduler` drains the outbox and writes the bytes
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final, List, Optional
+from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import i64
 
@@ -59,7 +59,7 @@ class Outbound:
         self.alias_bytes: i64 = 0  # topics of topic aliases, of all clients and in both directions
         self.decision_bytes: i64 = 0  # memory of the decisions in `Connection.may_publish` of all connections
         self.denials = Denials(context.clock)
-        self.flush_queue: List[Connection] = []
+        self.flush_queue: list[Connection] = []
         self.on_flush_needed: Any = None  # called when the first connection enters an empty `flush_queue`
         # One acknowledgement that waits for a commit is timed when `ack_sample_wanted`.
         self.ack_sample_wanted = False
@@ -83,7 +83,7 @@ class Outbox:
 
     def __init__(self, outbound: Outbound) -> None:
         self.outbound = outbound
-        self.parts: List[bytes] = []
+        self.parts: list[bytes] = []
         self.backlog: i64 = 0
         self.control_bytes: i64 = 0  # bytes of packets other than PUBLISH, queued while `carried_over`
         self.largest_overflow: i64 = 0  # bytes of the largest PUBLISH that exceeded the high-water mark
@@ -95,7 +95,7 @@ class Outbox:
         self.restricted = False  # `writing_paused`, or there is a `throttle` or a limit of its own
         self.carried_over = False  # not everything that was queued before the last flush has left
         self.has_large_part = False
-        self.throttle: Optional[Throttle] = None  # the rates at which the client may be sent PUBLISH packets
+        self.throttle: Throttle | None = None  # the rates at which the client may be sent PUBLISH packets
         self.blocked_bytes: i64 = 0  # part of `Outbound.blocked_bytes`
         self._limit: i64 = 0  # bytes; see `limit_to`
 
@@ -186,11 +186,11 @@ class Outbox:
         self._reset()
         return data
 
-    def drain_parts(self, limit: i64) -> List[Any]:
+    def drain_parts(self, limit: i64) -> list[Any]:
         """Remove and return about ``limit`` bytes, or all. Large parts are not copied, shorter ones are joined."""
         parts = self.parts
-        drained: List[Any] = []
-        short: List[bytes] = []
+        drained: list[Any] = []
+        short: list[bytes] = []
         room: i64 = limit
         count: i64 = 0
         while room > 0 and count < len(parts):

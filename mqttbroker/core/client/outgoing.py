@@ -6,7 +6,7 @@ identifiers is encoded for its one subscriber.
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -14,7 +14,7 @@ from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import encode_fixed_header, encode_publish, two_bytes
 from sessions.message import Message
 
-_FIRST_BYTES: Final[List[bytes]] = [b"\x30", b"\x32", b"\x34"]  # PUBLISH by QoS, no DUP, no RETAIN
+_FIRST_BYTES: Final[list[bytes]] = [b"\x30", b"\x32", b"\x34"]  # PUBLISH by QoS, no DUP, no RETAIN
 
 NO_BYTES: Final = b""
 

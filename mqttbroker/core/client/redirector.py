@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Dict, List
-
 from mqttbroker.core.client.connection import CONNECTED, Connection
 from mqttbroker.core.terms.terms import BrokerTerms
 
@@ -16,7 +14,7 @@ class Redirector:
         self._last_tick = 0.0  # monotonic seconds
         self._allowed = 0.0  # clients that may be disconnected now; at most those of one second
 
-    def tick(self, connections: Dict[Connection, bool], monotonic: float) -> None:
+    def tick(self, connections: dict[Connection, bool], monotonic: float) -> None:
         elapsed = monotonic - self._last_tick
         self._last_tick = monotonic
         redirect = self.terms.redirect
@@ -24,7 +22,7 @@ class Redirector:
             self._allowed = 0.0
             return
         self._allowed = min(self._allowed + elapsed * redirect.rate, redirect.rate)
-        leaving: List[Connection] = []
+        leaving: list[Connection] = []
         for connection in connections:
             if self._allowed < 1.0:
                 break

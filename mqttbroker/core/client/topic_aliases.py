@@ -6,7 +6,7 @@ added when a packet is queued. An alias is used without the topic name only afte
 
 from __future__ import annotations
 
-from typing import Dict, Final, List
+from typing import Final
 
 from mqttbroker.codec.data_types import MAX_VARINT
 from mqttbroker.codec.frames import publish_header, two_bytes
@@ -18,7 +18,7 @@ EMPTY_TOPIC: Final = b"\0\0"  # the encoded topic name of a packet that has only
 # By size of the properties that follow: their new length and the identifier of the alias, whose value comes next.
 # The length stays one byte as long as the size is below MAX_ALIASED_PROPERTIES.
 MAX_ALIASED_PROPERTIES: Final = 125
-ALIASED_PROPERTIES: Final[List[bytes]] = [bytes((size + 3, TOPIC_ALIAS)) for size in range(MAX_ALIASED_PROPERTIES)]
+ALIASED_PROPERTIES: Final[list[bytes]] = [bytes((size + 3, TOPIC_ALIAS)) for size in range(MAX_ALIASED_PROPERTIES)]
 
 
 class TopicAliases:
@@ -26,7 +26,7 @@ class TopicAliases:
 
     def __init__(self, maximum: int) -> None:
         self.maximum = maximum
-        self._assigned: Dict[bytes, int] = {}
+        self._assigned: dict[bytes, int] = {}
 
     def find(self, topic: bytes) -> int:
         """The alias of a topic. If it is negative, the client does not know it yet: send its absolute value together

@@ -6,14 +6,15 @@ They are published at once if that is little work. Otherwise they wait, in their
 from __future__ import annotations
 
 from collections import deque
-from typing import Callable, Deque, Final, Optional
+from collections.abc import Callable
+from typing import Final
 
 from mqttbroker.codec.reason_codes import MQTTError
-from mqttbroker.core.delivery.fan_out import TARGETS_PER_WORK, deliver
 from mqttbroker.core.client.outgoing import NO_BYTES, Outgoing
+from mqttbroker.core.delivery.fan_out import TARGETS_PER_WORK, deliver
 from mqttbroker.core.delivery.publisher import Publisher
-from mqttbroker.core.routing.router import WORK_LIMIT
 from mqttbroker.core.delivery.turns import LongWork, Turns
+from mqttbroker.core.routing.router import WORK_LIMIT
 from sessions.context import SessionContext
 from sessions.journal import Gate
 from sessions.message import Message
@@ -29,7 +30,7 @@ class BrokerMessage:
     it went to, and is -1 until then.
     """
 
-    def __init__(self, message: Message, session: Optional[Session], own: bool, gate: Optional[Gate] = None) -> None:
+    def __init__(self, message: Message, session: Session | None, own: bool, gate: Gate | None = None) -> None:
         self.message = message
         self.session = session
         self.own = own
@@ -44,10 +45,10 @@ class BrokerMessages(LongWork):
         self._context = context
         self._publisher = publisher
         self._turns = turns
-        self._queue: Deque[BrokerMessage] = deque()
+        self._queue: deque[BrokerMessage] = deque()
         self._iteration = 0  # of `Turns`, in which messages were published at once
         self._work = 0  # of these messages
-        self.on_will_published: Optional[Callable[[Session], None]] = None  # called for a will that had to wait
+        self.on_will_published: Callable[[Session], None] | None = None  # called for a will that had to wait
 
     @property
     def waiting(self) -> int:
@@ -69,7 +70,7 @@ class BrokerMessages(LongWork):
         """Publish a will in the name of its session, if the session may publish to the topic; false if it waits."""
         return self._submit(BrokerMessage(message, session, False))
 
-    def publish(self, message: Message, gate: Optional[Gate] = None) -> BrokerMessage:
+    def publish(self, message: Message, gate: Gate | None = None) -> BrokerMessage:
         """Publish a message of an operator, now or later."""
         waiting = BrokerMessage(message, None, False, gate)
         self._submit(waiting)

@@ -6,7 +6,7 @@ and a repeat that arrives before the commit is acknowledged after it.
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional
+from typing import Final
 
 from mqttbroker.codec.properties import user_property
 from mqttbroker.core.routing.route import Route, StreamRule, StreamSink
@@ -24,11 +24,11 @@ _MAX_DIGITS: Final = 19
 class Deduplication:
     """Decides which streams of a route store a message."""
 
-    def __init__(self, producers: Producers, journal: Journal, streams: List[StreamRule], counters: Counters) -> None:
+    def __init__(self, producers: Producers, journal: Journal, streams: list[StreamRule], counters: Counters) -> None:
         self.producers = producers
         self.journal = journal
         self.counters = counters
-        self._limits: Dict[str, int] = {}
+        self._limits: dict[str, int] = {}
         for rule in streams:
             self.set_limit(rule.name, rule.producers)
 
@@ -56,7 +56,7 @@ class Deduplication:
         else:
             self.journal.delete_producer((row.stream, row.user_name, row.producer_id), None)
 
-    def streams_for(self, route: Route, message: Message, username: Optional[str], gate: Optional[Gate]) -> List[StreamSink]:
+    def streams_for(self, route: Route, message: Message, username: str | None, gate: Gate | None) -> list[StreamSink]:
         """The streams of a route that are to store a message; none if it is a repeat for every stream that recognises
         repeats. ``gate`` then waits until the message is on disk."""
         name = user_property(message.properties, _PRODUCER)
@@ -69,8 +69,8 @@ class Deduplication:
             self.counters.stream_numbers_invalid += 1
             return route.streams
         key = (user, name.decode("utf-8"))
-        without: List[StreamSink] = []
-        storing: List[StreamSink] = []
+        without: list[StreamSink] = []
+        storing: list[StreamSink] = []
         for sink in route.streams:
             if sink.rule.producers == 0:
                 without.append(sink)

@@ -8,12 +8,12 @@ that message unread.
 from __future__ import annotations
 
 from collections import deque
-from typing import Deque, Final, List, Optional, cast
+from typing import Final, cast
 
 from mqttbroker.core.client.connection import Connection
-from mqttbroker.core.routing.groups import Group, Target
 from mqttbroker.core.client.outgoing import Outgoing
 from mqttbroker.core.delivery.turns import LongWork, Turns
+from mqttbroker.core.routing.groups import Group, Target
 from sessions.journal import Gate, Journal
 from sessions.session import Session
 
@@ -23,9 +23,9 @@ TARGETS_PER_WORK: Final = 4  # deliveries in a unit of work
 def deliver(
     target: Target,
     outgoing: Outgoing,
-    gate: Optional[Gate],
-    publisher: Optional[Session],
-    group: Optional[Group] = None,
+    gate: Gate | None,
+    publisher: Session | None,
+    group: Group | None = None,
 ) -> None:
     """Hand a message to one recipient; ``publisher`` is paused if its queue is above the high watermark."""
     message = outgoing.message
@@ -59,20 +59,20 @@ class FanOut(LongWork):
     def __init__(self, journal: Journal, turns: Turns) -> None:
         self._journal = journal
         self._turns = turns
-        self._outgoing: Optional[Outgoing] = None  # None if there is no message
-        self._targets: List[Target] = []
+        self._outgoing: Outgoing | None = None  # None if there is no message
+        self._targets: list[Target] = []
         self._next = 0  # index of the next target
-        self._publisher: Optional[Session] = None
+        self._publisher: Session | None = None
         self._client_id = ""
-        self._gate: Optional[Gate] = None
-        self._connection: Optional[Connection] = None  # that of the publisher, which is not read
-        self._waiting: Deque[Connection] = deque()
+        self._gate: Gate | None = None
+        self._connection: Connection | None = None  # that of the publisher, which is not read
+        self._waiting: deque[Connection] = deque()
 
     @property
     def done(self) -> bool:
         return self._outgoing is None
 
-    def begin(self, outgoing: Outgoing, targets: List[Target], publisher: Optional[Session], gate: Optional[Gate]) -> None:
+    def begin(self, outgoing: Outgoing, targets: list[Target], publisher: Session | None, gate: Gate | None) -> None:
         """Start to deliver a message; only if `done`. No packet of the publisher is handled until the end."""
         self._outgoing = outgoing
         self._targets = targets

@@ -8,24 +8,24 @@ QoS than it was granted [MQTT-3.8.4-8].
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final, List, Optional, cast
+from typing import Final, cast
 from zlib import crc32
 
 from mypy_extensions import mypyc_attr
 
 from mqttbroker.codec.properties import user_property
-from mqttbroker.core.delivery.deduplication import Deduplication
-from mqttbroker.core.delivery.fan_out import FanOut, deliver
-from mqttbroker.core.routing.groups import Group, Member, RemoteMember
-from mqttbroker.core.terms.memory_stage import MemoryStage
+from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.client.outgoing import Outgoing
-from mqttbroker.core.access.policy import Rules
+from mqttbroker.core.delivery.deduplication import Deduplication
+from mqttbroker.core.delivery.fan_out import FanOut, deliver
 from mqttbroker.core.delivery.retained_shards import RetainedShards
+from mqttbroker.core.delivery.turns import LongWork, Turns
+from mqttbroker.core.routing.groups import Group, Member, RemoteMember
 from mqttbroker.core.routing.route import Route, StreamSink
 from mqttbroker.core.routing.router import Router
+from mqttbroker.core.terms.memory_stage import MemoryStage
 from mqttbroker.core.terms.terms import BrokerTerms
-from mqttbroker.core.delivery.turns import LongWork, Turns
 from sessions.context import REFUSE, SessionContext
 from sessions.delivery import Delivery
 from sessions.journal import IN_ANOTHER_LOG, Gate, Journal
@@ -75,10 +75,10 @@ class Publisher:
         self.deduplication = deduplication
         self.turns = turns
         self.fan_out = FanOut(self.journal, turns)
-        self.retained_shards: Optional[RetainedShards] = None  # in a cluster
-        self.shared_link: Optional[SharedLink] = None  # in a cluster
+        self.retained_shards: RetainedShards | None = None  # in a cluster
+        self.shared_link: SharedLink | None = None  # in a cluster
 
-    def publish(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
+    def publish(self, outgoing: Outgoing, route: Route, publisher: Session | None, gate: Gate | None) -> None:
         """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored.
 
         If the route is `large`, only while `fan_out` is done. A repeat for a stream that recognises repeats goes to no
@@ -112,7 +112,7 @@ class Publisher:
             else:
                 shards.published(message, gate)
 
-    def distribute(self, outgoing: Outgoing, route: Route, publisher: Optional[Session], gate: Optional[Gate]) -> None:
+    def distribute(self, outgoing: Outgoing, route: Route, publisher: Session | None, gate: Gate | None) -> None:
         """Hand a message to the targets of its route; if that is `large`, only while `fan_out` is done."""
         if route.large:
             self.fan_out.begin(outgoing, route.targets, publisher, gate)
@@ -124,8 +124,8 @@ class Publisher:
         self,
         member: Member,
         outgoing: Outgoing,
-        gate: Optional[Gate],
-        publisher: Optional[Session],
+        gate: Gate | None,
+        publisher: Session | None,
         group: Group,
     ) -> None:
         """Hand a message to a member of a shared subscription, who may be on another core of a cluster."""
@@ -148,7 +148,7 @@ class Publisher:
         If all members here have left, one of another core gets it. False if there is none that may read it.
         """
         router = self.router
-        group: Optional[Group] = router.groups.get(key)
+        group: Group | None = router.groups.get(key)
         if group is None:
             return False
         local = group.local_members()
@@ -246,7 +246,7 @@ class Publisher:
         outgoing = Outgoing(message.topic.encode("utf-8"), message, self.outbound.clock.now)
         self._give(member, outgoing, entry.gate, None, group)
 
-    def _append(self, sink: StreamSink, message: Message, gate: Optional[Gate]) -> None:
+    def _append(self, sink: StreamSink, message: Message, gate: Gate | None) -> None:
         rule = sink.rule
         partition: int = sink.partition
         if partition < 0:
@@ -259,7 +259,7 @@ class Publisher:
 class _Redistribution(LongWork):
     """The messages of shared subscriptions that an ended session, which was not stored, has not acknowledged."""
 
-    def __init__(self, publisher: Publisher, in_flight: List[Delivery], queue: MessageQueue) -> None:
+    def __init__(self, publisher: Publisher, in_flight: list[Delivery], queue: MessageQueue) -> None:
         self._publisher = publisher
         self._in_flight = in_flight
         self._in_flight.reverse()

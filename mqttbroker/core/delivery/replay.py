@@ -7,14 +7,14 @@ all replays share a small budget per event-loop iteration while clients send pac
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Dict, Final, List, Optional
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
 from mqttbroker.codec.data_types import encode_varint
+from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.access.policy import Rules
 from sessions.counters import Counters
 from sessions.journal import NOT_SENT_AGAIN
 from sessions.message import Message
@@ -56,7 +56,7 @@ class ReplaySource:
         """The source is read no more."""
 
     @abstractmethod
-    def read(self, budget: int, now: int) -> List[Message]:
+    def read(self, budget: int, now: int) -> list[Message]:
         """The next messages, found at a cost of about ``budget`` (at least 1); possibly none though not `done`.
 
         ``now`` is in µs since the Unix epoch.
@@ -95,7 +95,7 @@ class RetainedSource(ReplaySource):
     def done(self) -> bool:
         return self._scan.done
 
-    def read(self, budget: int, now: int) -> List[Message]:
+    def read(self, budget: int, now: int) -> list[Message]:
         messages = self._scan.read(budget, now)
         self.visited = self._scan.visited
         return messages
@@ -126,8 +126,8 @@ class Replays:
         self.sources = sources
         self.rules = rules
         self.counters = counters
-        self._active: Dict[Connection, Replay] = {}  # the next to send first
-        self._to_sweep: List[Connection] = []
+        self._active: dict[Connection, Replay] = {}  # the next to send first
+        self._to_sweep: list[Connection] = []
         self._received = 0  # packets received before the last iteration
         self._idle = 0  # iterations since a packet was received
 
@@ -201,9 +201,9 @@ class Replay:
         self.rules = rules
         self.connection = connection
         self.session = session
-        self._subscription: Optional[Subscription] = None  # the one that `_source` belongs to
-        self._source: Optional[ReplaySource] = None
-        self._unsent: List[Message] = []  # read from the source; the last is sent first
+        self._subscription: Subscription | None = None  # the one that `_source` belongs to
+        self._source: ReplaySource | None = None
+        self._unsent: list[Message] = []  # read from the source; the last is sent first
 
     @property
     def done(self) -> bool:

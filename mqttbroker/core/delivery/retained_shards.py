@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Callable, Optional
+from collections.abc import Callable
 
 from mypy_extensions import mypyc_attr
 
@@ -20,7 +20,7 @@ class RetainedShards:
         """Whether this core keeps the topic's retained message."""
 
     @abstractmethod
-    def published(self, message: Message, gate: Optional[Gate]) -> None:
+    def published(self, message: Message, gate: Gate | None) -> None:
         """A message with RETAIN was published on this core; ``gate`` opens when the core that keeps it has stored it."""
 
     @abstractmethod

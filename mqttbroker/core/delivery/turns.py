@@ -6,7 +6,7 @@ Work is measured in units of about 0.7 µs, as `Router.work` is.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Dict, Final
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -36,7 +36,7 @@ class Turns:
     def __init__(self, outbound: Outbound) -> None:
         self._outbound = outbound
         self.iteration = 0  # number of calls of `step`
-        self._works: Dict[LongWork, bool] = {}  # the next one first
+        self._works: dict[LongWork, bool] = {}  # the next one first
 
     def add(self, work: LongWork) -> None:
         """Do this work from now on, until it is done."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import List, Optional, Tuple
 
 from mqttbroker.codec.data_types import decode_varint
 from mqttbroker.codec.packets import Publish, decode, encode_publish
@@ -23,7 +22,7 @@ class Wills:
         self.registry = registry
         self.messages = messages
         self.clock = clock
-        self._due: List[Tuple[float, str]] = []  # heap of Unix seconds and client ids; some are out of date
+        self._due: list[tuple[float, str]] = []  # heap of Unix seconds and client ids; some are out of date
 
     def schedule(self, session: Session) -> None:
         """Publish the will when it is due."""
@@ -41,7 +40,7 @@ class Wills:
             ]
             heapify(self._due)
 
-    def next_due(self, now: float) -> Optional[Session]:
+    def next_due(self, now: float) -> Session | None:
         """Unschedule and return a session whose will is due at ``now``, in Unix seconds; None if there is none."""
         due = self._due
         while due and due[0][0] <= now:
@@ -66,7 +65,7 @@ class Wills:
         return self.messages.publish_will(message, session)
 
 
-def encode_will(session: Session) -> Optional[bytes]:
+def encode_will(session: Session) -> bytes | None:
     """A session's will in the form of the store: delay, expiry + 1, then an MQTT 5.0 PUBLISH packet."""
     will = session.will
     if will is None:

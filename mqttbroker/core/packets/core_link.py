@@ -7,7 +7,7 @@ can come back to where it was published.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Final, List, Optional
+from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -17,8 +17,8 @@ from mqttbroker.codec.properties import PublishProperties, decode_publish_proper
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, PROTOCOL_ERROR, MQTTError
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.connection import CONNECTED, Connection
-from mqttbroker.core.delivery.fan_out import deliver
 from mqttbroker.core.client.outgoing import NO_BYTES, Outgoing
+from mqttbroker.core.delivery.fan_out import deliver
 from mqttbroker.core.packets.publish_handler import VERSION_4_PUBLISH, PublishHandler
 from mqttbroker.core.routing.route import Route
 from sessions.message import Message
@@ -70,7 +70,7 @@ class LinkHandler(PublishHandler):
         super().__init__(broker, connection)
         self.receiver = receiver
 
-    def handle(self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None) -> bool:
+    def handle(self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: list[bytes] | None = None) -> bool:
         if first & 6:
             raise MQTTError(PROTOCOL_ERROR, "a message over a link that is not at QoS 0")
         if more is not None:
@@ -82,7 +82,7 @@ class LinkHandler(PublishHandler):
             raise MQTTError(MALFORMED_PACKET, "PUBLISH ends inside its topic")
         topic: bytes = data[body + 2 : topic_end]
         payload: i64 = topic_end + 1
-        properties: Optional[PublishProperties] = None
+        properties: PublishProperties | None = None
         version: i64 = 5
         if first == VERSION_4_PUBLISH[0]:
             version = 4
@@ -113,7 +113,7 @@ class LinkHandler(PublishHandler):
             return True
         return self._deliver(route, data[payload:end], first, properties)
 
-    def _deliver(self, route: Route, payload: bytes, first: i64, properties: Optional[PublishProperties]) -> bool:
+    def _deliver(self, route: Route, payload: bytes, first: i64, properties: PublishProperties | None) -> bool:
         """Deliver a message with RETAIN, or one to very many targets; false if that has to wait for another one."""
         fan_out = self.broker.publisher.fan_out
         if route.large and not fan_out.done:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -16,7 +16,7 @@ class LongPacket:
     def __init__(self, data: bytes, size: i64) -> None:
         self.size = size
         self.missing = size - len(data)
-        self._pieces: List[bytes] = []
+        self._pieces: list[bytes] = []
         self._small_reads = bytearray()
         if len(data) >= MIN_PIECE:
             self._pieces.append(data)
@@ -34,7 +34,7 @@ class LongPacket:
         if len(small_reads) >= MIN_PIECE:
             self._join()
 
-    def finish(self) -> List[bytes]:
+    def finish(self) -> list[bytes]:
         """All pieces, when nothing is missing; the first has at least `MIN_PIECE` bytes."""
         if self._small_reads:
             self._join()
@@ -45,7 +45,7 @@ class LongPacket:
         self._small_reads = bytearray()
 
 
-def total_size(pieces: List[bytes]) -> i64:
+def total_size(pieces: list[bytes]) -> i64:
     """The bytes of all pieces."""
     size: i64 = 0
     for piece in pieces:

@@ -6,7 +6,7 @@ read, and the connection ends.
 
 from __future__ import annotations
 
-from typing import Final, Optional
+from typing import Final
 
 from mypy_extensions import i64
 
@@ -28,7 +28,7 @@ class PacketReader(PacketBuffer):
         super().__init__(protocol.connection)
         self.protocol = protocol
         self._incomplete = _NOTHING
-        self._long: Optional[LongPacket] = None  # an incomplete long PUBLISH
+        self._long: LongPacket | None = None  # an incomplete long PUBLISH
         self.held_before: i64 = 0  # bytes received that are not packets yet: WebSocket frames, reads cut into slices
         self._needed: i64 = 2  # bytes that the incomplete packet must have before it is parsed again
 

@@ -6,7 +6,8 @@ standard does not allow ends the connection with the reason code that the standa
 
 from __future__ import annotations
 
-from typing import Callable, Final, List, Optional, cast
+from collections.abc import Callable
+from typing import Final, cast
 
 from mypy_extensions import i64
 
@@ -42,15 +43,15 @@ from mqttbroker.codec.reason_codes import (
     name,
     to_v3_connack,
 )
-from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.client.connection import AUTHENTICATING, AWAIT_CONNECT, CONNECTED, Connection
-from mqttbroker.core.packets.publish_handler import PublishHandler
 from mqttbroker.core.client.topic_aliases import TopicAliases
+from mqttbroker.core.packets.publish_handler import PublishHandler
 from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
 
 # Whether a client may send a packet, by state of its connection and packet type.
-_ALLOWED: Final[List[List[bool]]] = [
+_ALLOWED: Final[list[list[bool]]] = [
     # AWAIT_CONNECT: CONNECT and nothing else [MQTT-3.1.0-1]
     [False, True] + [False] * 14,
     # CONNECTING: nothing is read until the CONNACK is sent
@@ -77,7 +78,7 @@ class Protocol:
         self.broker = broker
         self.connection = connection
         self.new_client_id = new_client_id
-        self._publish_handler: Optional[PublishHandler] = None
+        self._publish_handler: PublishHandler | None = None
         self._flag_mask = 15  # the flags of a fixed header that are checked
 
     def publish_handler(self) -> PublishHandler:

@@ -31,7 +31,7 @@ any other                                                                   an e
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional, cast
+from typing import Final, cast
 
 from mypy_extensions import i64
 
@@ -51,16 +51,16 @@ from mqttbroker.codec.reason_codes import (
     TOPIC_NAME_INVALID,
     MQTTError,
 )
-from mqttbroker.core.client.acknowledgements import AckGate
-from mqttbroker.core.broker import Broker
-from mqttbroker.core.client.connection import ALIAS_BYTES, Connection
 from mqttbroker.core.access.denials import NOT_ALLOWED
-from mqttbroker.core.delivery.fan_out import deliver
-from mqttbroker.core.routing.groups import Target
-from mqttbroker.core.packets.long_packet import total_size
+from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.acknowledgements import AckGate
+from mqttbroker.core.client.connection import ALIAS_BYTES, Connection
 from mqttbroker.core.client.outgoing import NO_BYTES, Outgoing
-from mqttbroker.core.routing.route import Route, is_reserved
 from mqttbroker.core.client.topic_aliases import publish_with_topic_name
+from mqttbroker.core.delivery.fan_out import deliver
+from mqttbroker.core.packets.long_packet import total_size
+from mqttbroker.core.routing.groups import Target
+from mqttbroker.core.routing.route import Route, is_reserved
 from sessions.message import Message
 from sessions.session import Session
 from sessions.window import SharedInFlight
@@ -69,7 +69,7 @@ _MAX_DECISIONS: Final = 1000  # topics for which a connection caches whether its
 _MAX_DECISION_TOPIC: Final = 256  # characters; decisions on longer topics are not cached
 _MAX_CACHED_PROPERTIES: Final = 512  # bytes; longer properties are decoded each time
 VERSION_4_PUBLISH: Final = b"\x38"  # the first byte, over links only, of a QoS 0 PUBLISH without properties (DUP is not used at QoS 0)
-_NO_ALIASES: Final[Dict[int, bytes]] = {}  # shared by the clients that have set none; stays empty
+_NO_ALIASES: Final[dict[int, bytes]] = {}  # shared by the clients that have set none; stays empty
 
 
 class PublishHandler:
@@ -87,10 +87,10 @@ class PublishHandler:
         self._aliases = _NO_ALIASES  # topics by alias, as set by the client
         # The last properties, encoded and decoded: the next ones are often the same.
         self._encoded_properties: bytes = NO_BYTES
-        self._properties: Optional[PublishProperties] = None
-        self._last_route: Optional[Route] = None
+        self._properties: PublishProperties | None = None
+        self._last_route: Route | None = None
 
-    def handle(self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: Optional[List[bytes]] = None) -> bool:
+    def handle(self, data: bytes, start: i64, body: i64, end: i64, first: i64, more: list[bytes] | None = None) -> bool:
         """Handle the packet at ``data[start:end]``, whose variable header begins at ``body``.
 
         False if its route takes longer to build, if it has very many targets and another message is being delivered
@@ -113,7 +113,7 @@ class PublishHandler:
         topic: bytes = data[body + 2 : topic_end]
         payload: i64 = rest
         alias: i64 = 0
-        properties: Optional[PublishProperties] = None
+        properties: PublishProperties | None = None
         connection = self.connection
         if connection.version >= 5:
             if rest < end and data[rest] == 0:
@@ -184,9 +184,9 @@ class PublishHandler:
         payload: i64,
         version: i64,
         route: Route,
-        targets: List[Target],
-        properties: Optional[PublishProperties],
-        more: Optional[List[bytes]],
+        targets: list[Target],
+        properties: PublishProperties | None,
+        more: list[bytes] | None,
     ) -> None:
         """``packet`` is the whole packet, of protocol ``version``, in which ``properties_start`` and ``payload`` are positions."""
         size: i64 = len(packet)
@@ -194,7 +194,7 @@ class PublishHandler:
             size += total_size(more)
         if route.work:
             self.broker.router.work += route.work
-        outgoing: Optional[Outgoing] = None
+        outgoing: Outgoing | None = None
         after_length: bytes = NO_BYTES
         over_link: bytes = NO_BYTES
         for target in targets:
@@ -257,8 +257,8 @@ class PublishHandler:
         first: i64,
         packet_id: i64,
         payload: i64,
-        properties: Optional[PublishProperties],
-        more: Optional[List[bytes]],
+        properties: PublishProperties | None,
+        more: list[bytes] | None,
     ) -> None:
         publisher = self.connection
         version: i64 = publisher.version
@@ -279,7 +279,7 @@ class PublishHandler:
             publisher.send(encode_ack(packet_type, packet_id, NO_MATCHING_SUBSCRIBERS, version))
         if route.work:
             self.broker.router.work += route.work
-        outgoing: Optional[Outgoing] = None
+        outgoing: Outgoing | None = None
         for target in route.targets_for(session):
             receiver = target.session
             interface = receiver.connection
@@ -309,12 +309,12 @@ class PublishHandler:
             whole = rest if more is None else b"".join((rest, *more))
             self._forward_to_groups(whole, route, first, payload, properties)
 
-    def _forward_to_groups(self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]) -> None:
+    def _forward_to_groups(self, rest: bytes, route: Route, first: i64, payload: i64, properties: PublishProperties | None) -> None:
         """`_forward_unpersisted` to one member of each shared subscription."""
         broker = self.broker
         version: i64 = self.connection.version
         size: i64 = len(route.qos1_header) + 2 + len(rest)
-        outgoing: Optional[Outgoing] = None
+        outgoing: Outgoing | None = None
         for group in route.groups:
             member = broker.router.strategy.choose(group, route.topic)
             if member is None:
@@ -331,7 +331,7 @@ class PublishHandler:
             deliver(member, outgoing, None, self.connection.session, group.complete)
 
     def _shared_in_flight(
-        self, route: Route, rest: bytes, payload: i64, properties: Optional[PublishProperties], group: object
+        self, route: Route, rest: bytes, payload: i64, properties: PublishProperties | None, group: object
     ) -> SharedInFlight:
         client_id = self.connection.client_id
         now: i64 = self.connection.outbound.clock.now
@@ -342,7 +342,7 @@ class PublishHandler:
 
     # -- publishing messages ----------------------------------------------------
 
-    def _publish_qos0(self, rest: bytes, route: Route, first: i64, payload: i64, properties: Optional[PublishProperties]) -> None:
+    def _publish_qos0(self, rest: bytes, route: Route, first: i64, payload: i64, properties: PublishProperties | None) -> None:
         message = self._message(route, rest[payload:] if payload else rest, first, properties)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         self.broker.publisher.publish(outgoing, route, self.connection.session, None)
@@ -354,7 +354,7 @@ class PublishHandler:
         first: i64,
         packet_id: i64,
         payload: i64,
-        properties: Optional[PublishProperties],
+        properties: PublishProperties | None,
     ) -> bool:
         """Publish, and acknowledge when everything that is to be stored is on disk.
 
@@ -425,14 +425,14 @@ class PublishHandler:
         acks.submit(gate)
         return True
 
-    def _outgoing(self, route: Route, rest: bytes, first: i64, payload: i64, properties: Optional[PublishProperties]) -> Outgoing:
+    def _outgoing(self, route: Route, rest: bytes, first: i64, payload: i64, properties: PublishProperties | None) -> Outgoing:
         """The message of a QoS 1 or 2 packet, with the parts of the packet that may be sent again."""
         message = self._message(route, rest[payload:] if payload else rest, first, properties)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         outgoing.set_parts(self.connection.version, route.length_and_topic, route.qos1_header, rest)
         return outgoing
 
-    def _message(self, route: Route, payload: bytes, first: i64, properties: Optional[PublishProperties]) -> Message:
+    def _message(self, route: Route, payload: bytes, first: i64, properties: PublishProperties | None) -> Message:
         retain: bool = first & 1 == 1
         if retain and not self.broker.terms.retain_available:  # [MQTT-3.2.2-14]
             raise MQTTError(RETAIN_NOT_SUPPORTED, "retained messages are not available")
@@ -448,7 +448,7 @@ class PublishHandler:
 
     # -- topic and properties ---------------------------------------------------
 
-    def _route(self, topic: bytes) -> Optional[Route]:
+    def _route(self, topic: bytes) -> Route | None:
         """The route of a topic; None if it takes longer to build."""
         router = self.broker.router
         route = self._last_route
@@ -465,7 +465,7 @@ class PublishHandler:
             self._last_route = route
         return route
 
-    def _refused_route(self, topic_bytes: bytes) -> Optional[Route]:
+    def _refused_route(self, topic_bytes: bytes) -> Route | None:
         """An empty route, which is not cached, if the client may not publish to the topic; else None."""
         topic = self.broker.router.topic_of(topic_bytes)
         router = self.broker.router
@@ -476,7 +476,7 @@ class PublishHandler:
             return route
         return None
 
-    def _decode_properties(self, data: bytes, start: i64, end: i64, more: Optional[List[bytes]]) -> PublishProperties:
+    def _decode_properties(self, data: bytes, start: i64, end: i64, more: list[bytes] | None) -> PublishProperties:
         properties = self._properties
         after: i64 = start + len(self._encoded_properties)
         if properties is not None and after <= end and data[start:after] == self._encoded_properties:
@@ -574,7 +574,7 @@ class PublishHandler:
             connection.acks.submit(gate)
 
 
-def _check_utf8(payload: bytes, more: Optional[List[bytes]]) -> None:
+def _check_utf8(payload: bytes, more: list[bytes] | None) -> None:
     """Payload Format Indicator 1 says that the payload is UTF-8."""
     try:
         (payload if more is None else b"".join((payload, *more))).decode("utf-8")

@@ -7,7 +7,8 @@ come other connected members, and last members whose persistent session stores t
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Callable, Final, List, Optional, cast
+from collections.abc import Callable
+from typing import Final, cast
 from zlib import crc32
 
 from mypy_extensions import i64
@@ -31,7 +32,7 @@ class Target:
         self.retain_as_published = False
         self.zero_copy = True  # no subscription identifiers: the publisher's bytes may be sent unchanged
         self.no_local = False  # a subscription has No Local; the session's own messages go to `without_no_local`
-        self.without_no_local: Optional[Target] = None
+        self.without_no_local: Target | None = None
 
     def merge(self, subscription: Subscription) -> None:
         self.merge_options(subscription)
@@ -78,11 +79,11 @@ class Group:
     def __init__(self, name: str, topic_filter: str) -> None:
         self.name = name
         self.topic_filter = topic_filter
-        self.members: List[Member] = []
+        self.members: list[Member] = []
         self.persistent_members = 0  # members whose session stores its messages
-        self.original: Optional[Group] = None  # of a copy, the group that it was made of
+        self.original: Group | None = None  # of a copy, the group that it was made of
         self.cursor = 0  # where the next choice starts
-        self.local: Optional[Group] = None  # in a cluster, the same without remote members, once `local_members` has made it
+        self.local: Group | None = None  # in a cluster, the same without remote members, once `local_members` has made it
 
     @property
     def full_name(self) -> str:
@@ -127,9 +128,9 @@ class Group:
             if session.id != 0:
                 self.persistent_members -= 1
 
-    def replace_remote(self, shard: int, members: List[RemoteMember]) -> None:
+    def replace_remote(self, shard: int, members: list[RemoteMember]) -> None:
         """Have these members, and no others, on the core of a shard."""
-        kept: List[Member] = []
+        kept: list[Member] = []
         self.persistent_members = 0
         for member in self.members:
             if not member.session.remote or cast(RemoteMember, member).shard != shard:
@@ -152,7 +153,7 @@ class Group:
             self.local = local
         return local
 
-    def member(self, session: Session) -> Optional[Member]:
+    def member(self, session: Session) -> Member | None:
         for member in self.members:
             if member.session is session:
                 return member
@@ -163,19 +164,19 @@ class Strategy:
     """How the messages of a group are divided among its members."""
 
     @abstractmethod
-    def choose(self, group: Group, topic: str) -> Optional[Member]:
+    def choose(self, group: Group, topic: str) -> Member | None:
         """The member that gets the next message of this topic; None if no member is connected or persistent."""
 
 
 class RoundRobin(Strategy):
     """Members in turn."""
 
-    def choose(self, group: Group, topic: str) -> Optional[Member]:
+    def choose(self, group: Group, topic: str) -> Member | None:
         members = group.members
         count: int = len(members)
         complete = group.complete
         cursor: int = complete.cursor
-        fallback: Optional[Member] = None
+        fallback: Member | None = None
         offset: int = 0
         while offset < count:
             member = members[(cursor + offset) % count]
@@ -208,7 +209,7 @@ class RandomMember(Strategy):
     def __init__(self, uniform: Callable[[], float]) -> None:
         self._uniform = uniform
 
-    def choose(self, group: Group, topic: str) -> Optional[Member]:
+    def choose(self, group: Group, topic: str) -> Member | None:
         members = _candidates(group)
         if not members:
             return None
@@ -221,9 +222,9 @@ class HashTopic(Strategy):
     Rendezvous hashing: a member that joins takes topics from all others; when one leaves, only its topics move.
     """
 
-    def choose(self, group: Group, topic: str) -> Optional[Member]:
+    def choose(self, group: Group, topic: str) -> Member | None:
         key: i64 = crc32(topic.encode("utf-8"))
-        chosen: Optional[Member] = None
+        chosen: Member | None = None
         highest: i64 = -1
         for member in _candidates(group):
             weight = _mix(key ^ member.client_id_hash)
@@ -236,11 +237,11 @@ class HashTopic(Strategy):
 class LeastLoaded(Strategy):
     """The member with the fewest unacknowledged and queued QoS 1 and 2 messages; equal ones in turn."""
 
-    def choose(self, group: Group, topic: str) -> Optional[Member]:
+    def choose(self, group: Group, topic: str) -> Member | None:
         members = _candidates(group)
         count: int = len(members)
         complete = group.complete
-        chosen: Optional[Member] = None
+        chosen: Member | None = None
         offset: int = 0
         while offset < count:
             member = members[(complete.cursor + offset) % count]
@@ -257,11 +258,11 @@ def _load(member: Member) -> int:
     return cast(RemoteMember, member).load if member.session.remote else member.session.queued_messages
 
 
-def _candidates(group: Group) -> List[Member]:
+def _candidates(group: Group) -> list[Member]:
     """The members of the best class that has any, in the order they joined."""
-    available: List[Member] = []
-    connected: List[Member] = []
-    persistent: List[Member] = []
+    available: list[Member] = []
+    connected: list[Member] = []
+    persistent: list[Member] = []
     for member in group.members:
         session = member.session
         connection = session.connection

@@ -6,13 +6,13 @@ that very many filters match holds up its publisher and nobody else.
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, Optional, cast
+from typing import Final, cast
 
 from mypy_extensions import i64
 
 from mqttbroker.codec.data_types import encode_varint
-from mqttbroker.core.routing.groups import Group, Target
 from mqttbroker.core.access.policy import Rules
+from mqttbroker.core.routing.groups import Group, Target
 from sessions.session import NO_LOCAL, Session, Subscription
 from topic_matcher.filters import text_bytes
 from topic_matcher.trie import SubscriptionTrie
@@ -34,7 +34,7 @@ class StreamRule:
     ``producers`` is the most producers whose repeats are recognised; 0 if the stream is without deduplication.
     """
 
-    def __init__(self, name: str, filters: List[str], partitions: int, key: str, producers: int = 0) -> None:
+    def __init__(self, name: str, filters: list[str], partitions: int, key: str, producers: int = 0) -> None:
         self.name = name
         self.filters = filters
         self.partitions = partitions
@@ -69,11 +69,11 @@ class Route:
         self.revision = 0  # the router's revision for which this route is known to be right; -1 = discarded
         self.reserved = is_reserved(topic)
         self.size: int = 0
-        self.targets: List[Target] = []
+        self.targets: list[Target] = []
         self.has_targets = False  # still true when `discard` has dropped them
-        self.remotes: List[Target] = []  # other cores of a cluster, for messages at QoS 0
-        self.groups: List[Group] = []
-        self.streams: List[StreamSink] = []
+        self.remotes: list[Target] = []  # other cores of a cluster, for messages at QoS 0
+        self.groups: list[Group] = []
+        self.streams: list[StreamSink] = []
         self.deduplicated = False  # a stream recognises repeats
         self.no_local = False  # a target has a No Local subscription
         self.large = False  # more than `LARGE_ROUTE` targets: neither `direct` nor `unpersisted`
@@ -96,11 +96,11 @@ class Route:
         self.qos1_header = b"\x32" + length_and_topic
         self.qos2_header = b"\x34" + length_and_topic
 
-    def targets_for(self, publisher: Optional[Session]) -> List[Target]:
+    def targets_for(self, publisher: Session | None) -> list[Target]:
         """The targets of a message of ``publisher``, without the publisher's No Local subscriptions [MQTT-3.8.3-3]."""
         if not self.no_local:
             return self.targets
-        targets: List[Target] = []
+        targets: list[Target] = []
         for target in self.targets:
             if not target.no_local or target.session is not publisher:
                 targets.append(target)
@@ -133,7 +133,7 @@ class Route:
         return False
 
 
-_NO_TARGETS: Final[List[Target]] = []  # of discarded routes; stays empty
+_NO_TARGETS: Final[list[Target]] = []  # of discarded routes; stays empty
 
 
 QUEUE_ROOT: Final = "$queue/"
@@ -152,7 +152,7 @@ def is_reserved(topic: str) -> bool:
     return topic == "$SYS" or topic.startswith("$SYS/") or topic.startswith(_SUBSCRIPTION_ROOTS)
 
 
-def permitted_members(rules: Optional[Rules], group: Group, topic: str) -> Group:
+def permitted_members(rules: Rules | None, group: Group, topic: str) -> Group:
     """The group, or a copy of it that has only the members that may read ``topic``."""
     if rules is None:
         return group
@@ -170,7 +170,7 @@ class RouteBuild:
     If a session has No Local subscriptions, the others of that session are merged once more without them.
     """
 
-    def __init__(self, topic: str, topic_bytes: bytes, trie: SubscriptionTrie, rules: Optional[Rules]) -> None:
+    def __init__(self, topic: str, topic_bytes: bytes, trie: SubscriptionTrie, rules: Rules | None) -> None:
         self.topic = topic
         self.topic_bytes = topic_bytes
         self.changed = False  # a subscription that matches was added or removed since the build began
@@ -178,9 +178,9 @@ class RouteBuild:
         self._rules = rules
         self._search = trie.search(topic)
         self._route = Route(topic, topic_bytes)
-        self._targets: Dict[Session, Target] = {}
-        self._denied: Dict[Session, bool] = {}
-        self._identifiers: Dict[Target, bytearray] = {}
+        self._targets: dict[Session, Target] = {}
+        self._denied: dict[Session, bool] = {}
+        self._identifiers: dict[Target, bytearray] = {}
         self._has_remotes = False
         self._merged = 0  # values of the search that are in targets
         self._merged_without = 0  # the same for the targets without No Local subscriptions
@@ -267,7 +267,7 @@ class RouteBuild:
             identifiers += b"\x0b" + encode_varint(subscription.identifier)
             self._route.size += 5
 
-    def finish(self, streams: List[StreamSink], queue_topic: Optional[QueueTopic], clustered: bool = False) -> Route:
+    def finish(self, streams: list[StreamSink], queue_topic: QueueTopic | None, clustered: bool = False) -> Route:
         """The route, when the build is done; not for sessions that ended meanwhile."""
         route = self._route
         if queue_topic is not None:

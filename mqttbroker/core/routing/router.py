@@ -9,15 +9,15 @@ its oldest routes.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Dict, Final, List, Optional, cast
+from typing import Final, cast
 from zlib import crc32
 
 from mypy_extensions import i64
 
 from mqttbroker.codec.data_types import text_of
 from mqttbroker.codec.reason_codes import MALFORMED_PACKET, TOPIC_NAME_INVALID, MQTTError
-from mqttbroker.core.routing.groups import Group, Member, RemoteMember, Strategy
 from mqttbroker.core.access.policy import Rules
+from mqttbroker.core.routing.groups import Group, Member, RemoteMember, Strategy
 from mqttbroker.core.routing.route import (
     BUILD_WORK,
     QUEUE_ROOT,
@@ -108,30 +108,30 @@ class Router:
         cache_bytes: int,
         max_levels: int,
         max_length: int,
-        streams: List[StreamRule],
+        streams: list[StreamRule],
         strategy: Strategy,
     ) -> None:
-        self.cache: Dict[bytes, Route] = {}
+        self.cache: dict[bytes, Route] = {}
         self.cache_size = cache_size
         self.cache_bytes = cache_bytes
         self.cached_bytes = 0  # sizes of the routes in `cache`
         self.max_levels = max_levels
         self.max_length = max_length
         self.strategy = strategy  # of all shared subscriptions
-        self.rules: Optional[Rules] = None  # None if every client may read every topic
-        self.groups: Dict[str, Group] = {}
-        self._groups_of: Dict[str, List[Group]] = {}  # by filter
+        self.rules: Rules | None = None  # None if every client may read every topic
+        self.groups: dict[str, Group] = {}
+        self._groups_of: dict[str, list[Group]] = {}  # by filter
         self.revision = 0  # number of changes of wildcard filters
         self._trie = SubscriptionTrie()
         self._changes = FilterChanges(RECORDED_FILTERS)
         # Work done since the reader of a client's packets set it to 0: steps of builds, filters of SUBSCRIBE packets.
         self.work: i64 = 0
-        self._builds: Dict[object, RouteBuild] = {}  # unfinished ones by publisher
-        self._to_sweep: List[bytes] = []  # topics of cached routes that may name ended sessions
+        self._builds: dict[object, RouteBuild] = {}  # unfinished ones by publisher
+        self._to_sweep: list[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
-        self.streams: List[StreamRule] = []
+        self.streams: list[StreamRule] = []
         self.clustered = False  # routes are `Route.logged`
-        self.queues: Dict[str, str] = {}  # the streams of the queues that clients may publish to, by name
+        self.queues: dict[str, str] = {}  # the streams of the queues that clients may publish to, by name
         self._sweep_budget = 0  # less than 0 after a visit to a long route
         self._stream_trie = SubscriptionTrie()
         for rule in streams:
@@ -147,7 +147,7 @@ class Router:
         and their number."""
         return self._trie.search(topic, counted)
 
-    def groups_of(self, topic_filter: str) -> List[Group]:
+    def groups_of(self, topic_filter: str) -> list[Group]:
         """The shared subscriptions with this filter."""
         return self._groups_of.get(topic_filter, [])
 
@@ -160,7 +160,7 @@ class Router:
         build.step(_UNLIMITED)
         return self._add(build)
 
-    def route_in_parts(self, topic_bytes: bytes, publisher: object) -> Optional[Route]:
+    def route_in_parts(self, topic_bytes: bytes, publisher: object) -> Route | None:
         """`route` for a publisher that waits: if None, it calls again in a later iteration of the event loop.
 
         Other publishers are served meanwhile, and subscriptions may change. A message is sent to every session that has
@@ -181,7 +181,7 @@ class Router:
             self._builds[publisher] = build
         return None
 
-    def first_wanted(self, topics: List[bytes], start: int) -> int:
+    def first_wanted(self, topics: list[bytes], start: int) -> int:
         """The index, from ``start`` on, of the first topic that may have a target; the number of topics if there is none."""
         cache = self.cache
         revision = self.revision
@@ -194,7 +194,7 @@ class Router:
             index += 1
         return index
 
-    def _cached(self, topic_bytes: bytes) -> Optional[Route]:
+    def _cached(self, topic_bytes: bytes) -> Route | None:
         """The cached route; None if there is none that is valid."""
         route = self.cache.get(topic_bytes)
         if route is not None and route.revision != self.revision:
@@ -240,9 +240,9 @@ class Router:
         self.cached_bytes += route.size
         return route
 
-    def _streams_of(self, topic: str, topic_bytes: bytes) -> List[StreamSink]:
+    def _streams_of(self, topic: str, topic_bytes: bytes) -> list[StreamSink]:
         """The streams that store the messages of a topic."""
-        streams: List[StreamSink] = []
+        streams: list[StreamSink] = []
         for value in self._stream_trie.match(topic):
             rule = cast(StreamRule, value)
             if all(sink.rule is not rule for sink in streams):
@@ -252,7 +252,7 @@ class Router:
     def _sink(self, rule: StreamRule, topic_bytes: bytes) -> StreamSink:
         return StreamSink(rule, crc32(topic_bytes) % rule.partitions if rule.key == "topic" else -1)
 
-    def queue_topic(self, topic: str) -> Optional[QueueTopic]:
+    def queue_topic(self, topic: str) -> QueueTopic | None:
         """Where the messages of a topic ``$queue/NAME[/TOPIC]`` are stored; None if clients may not publish to it.
 
         Messages of ``$queue/NAME`` keep that topic.
@@ -322,13 +322,12 @@ class Router:
 
     def join(self, name: str, topic_filter: str, subscription: Subscription) -> None:
         """Add or replace a session's membership of a shared subscription."""
-        key = f"{name}/{topic_filter}"
         group = self._group(name, topic_filter)
         group.add(Member(subscription))
         if self.rules is not None:  # then routes hold copies of the group
             self._invalidate(topic_filter)
 
-    def join_remote(self, name: str, topic_filter: str, shard: int, members: List[RemoteMember]) -> None:
+    def join_remote(self, name: str, topic_filter: str, shard: int, members: list[RemoteMember]) -> None:
         """Have these members of a shared subscription, and no others, on the core of a shard."""
         if not members and f"{name}/{topic_filter}" not in self.groups:
             return

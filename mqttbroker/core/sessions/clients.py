@@ -7,15 +7,16 @@ where the standard allows it.
 from __future__ import annotations
 
 import logging
-from typing import Callable, Dict, Final, List, Optional
+from collections.abc import Callable
+from typing import Final
 
 from mqttbroker.codec.reason_codes import KEEP_ALIVE_TIMEOUT, NOT_AUTHORIZED, SERVER_SHUTTING_DOWN
 from mqttbroker.core.client.connection import AUTHENTICATING, AWAIT_CONNECT, CLOSED, CONNECTED, Connection, ConnectionOwner
-from mqttbroker.core.sessions.pending_connect import PendingConnect
 from mqttbroker.core.client.redirector import Redirector
-from mqttbroker.core.sessions.lifecycle import SessionLifecycle
-from mqttbroker.core.terms.terms import BrokerTerms
 from mqttbroker.core.delivery.turns import PART_WORK, LongWork, Turns
+from mqttbroker.core.sessions.lifecycle import SessionLifecycle
+from mqttbroker.core.sessions.pending_connect import PendingConnect
+from mqttbroker.core.terms.terms import BrokerTerms
 from mqttbroker.core.terms.users import Users
 from sessions.registry import Registry
 
@@ -42,19 +43,19 @@ class Clients(ConnectionOwner):
         self.terms = terms
         self.users = users
         self.redirector = Redirector(terms)
-        self.connections: Dict[Connection, bool] = {}
-        self.pending: Dict[str, PendingConnect] = {}
+        self.connections: dict[Connection, bool] = {}
+        self.pending: dict[str, PendingConnect] = {}
         self.connected = 0
         self.connected_maximum = 0
-        self.on_connected: Optional[Callable[[Connection, bool], None]] = None
-        self.on_disconnected: Optional[Callable[[Connection, str], None]] = None
+        self.on_connected: Callable[[Connection, bool], None] | None = None
+        self.on_disconnected: Callable[[Connection, str], None] | None = None
 
     def count_connected(self) -> None:
         """A client was sent its CONNACK."""
         self.connected += 1
         self.connected_maximum = max(self.connected_maximum, self.connected)
 
-    def close(self, connection: Connection, with_will: bool, reason: str, username: Optional[str] = None) -> None:
+    def close(self, connection: Connection, with_will: bool, reason: str, username: str | None = None) -> None:
         if connection.state == CLOSED:
             return
         was_connected = connection.state == CONNECTED and not connection.is_link
@@ -123,7 +124,7 @@ class Clients(ConnectionOwner):
         """Work that disconnects every client; sessions stay."""
         return _ShutDown(self.connections, self._leaving_code())
 
-    def send_away(self, connections: List[Connection]) -> LongWork:
+    def send_away(self, connections: list[Connection]) -> LongWork:
         """Work that disconnects some clients, whose sockets are in a process that ends."""
         return _ShutDown(dict.fromkeys(connections, True), self._leaving_code())
 
@@ -135,7 +136,7 @@ class Clients(ConnectionOwner):
 class _ShutDown(LongWork):
     """The end of all connections in ``connections``, also of those that are added meanwhile."""
 
-    def __init__(self, connections: Dict[Connection, bool], reason_code: int) -> None:
+    def __init__(self, connections: dict[Connection, bool], reason_code: int) -> None:
         self._connections = connections
         self._reason_code = reason_code
 
@@ -157,8 +158,8 @@ class _Overdue(LongWork):
     """The check of all connections for those whose client is overdue."""
 
     def __init__(self) -> None:
-        self._clients: Optional[Clients] = None
-        self._left: List[Connection] = []  # not checked yet
+        self._clients: Clients | None = None
+        self._left: list[Connection] = []  # not checked yet
         self._now = 0.0  # monotonic seconds
         self._time = 0.0  # Unix seconds
         self._clock_stopped = 0.0  # `Clock.stopped` at the last check

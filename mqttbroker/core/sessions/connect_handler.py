@@ -8,7 +8,7 @@ AUTH goes before it [MQTT-3.2.0-1].
 from __future__ import annotations
 
 import logging
-from typing import Any, Dict, Final, Optional, Tuple, cast
+from typing import Any, Final, cast
 
 from mqttbroker.codec.packets import Auth, Connack, Connect, Will
 from mqttbroker.codec.properties import Properties
@@ -31,13 +31,6 @@ from mqttbroker.codec.reason_codes import (
     to_v3_connack,
 )
 from mqttbroker.core.access.bans import Bans
-from mqttbroker.core.terms.certificate_names import certificate_name
-from mqttbroker.core.sessions.clients import Clients
-from mqttbroker.core.client.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
-from mqttbroker.core.delivery.fan_out import FanOut
-from mqttbroker.core.terms.memory_stage import MemoryStage
-from mqttbroker.core.sessions.own_shard import OwnShard
-from mqttbroker.core.sessions.pending_connect import PendingConnect
 from mqttbroker.core.access.policy import (
     BAN_IN_FORCE,
     AuthenticationPolicy,
@@ -46,9 +39,16 @@ from mqttbroker.core.access.policy import (
     Permissions,
     Rules,
 )
+from mqttbroker.core.client.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
+from mqttbroker.core.delivery.fan_out import FanOut
 from mqttbroker.core.delivery.replay import Replays
 from mqttbroker.core.routing.router import Router
+from mqttbroker.core.sessions.clients import Clients
 from mqttbroker.core.sessions.lifecycle import SessionLifecycle
+from mqttbroker.core.sessions.own_shard import OwnShard
+from mqttbroker.core.sessions.pending_connect import PendingConnect
+from mqttbroker.core.terms.certificate_names import certificate_name
+from mqttbroker.core.terms.memory_stage import MemoryStage
 from mqttbroker.core.terms.terms import BrokerTerms
 from mqttbroker.core.terms.users import Users
 from sessions.journal import Journal
@@ -92,7 +92,7 @@ class ConnectHandler:
         memory: MemoryStage,
     ) -> None:
         self.memory = memory
-        self.own_shard: Optional[OwnShard] = None  # of a core of a cluster
+        self.own_shard: OwnShard | None = None  # of a core of a cluster
         # Whether a client gets its CONNACK after the commit of its will. Without a cluster all that the client publishes
         # is in the same log behind the will; in one its retained messages may be in the log of another shard.
         self.waits_for_wills = False
@@ -109,8 +109,8 @@ class ConnectHandler:
         self.rules = rules
         self.bans = bans
         # Answered authentications by the kind of the authenticator, "" if all ignored the client, and the outcome.
-        self.logins: Dict[Tuple[str, str], int] = {}
-        self.refused: Dict[Tuple[str, int], int] = {}  # CONNECTs by listener and reason code
+        self.logins: dict[tuple[str, str], int] = {}
+        self.refused: dict[tuple[str, int], int] = {}  # CONNECTs by listener and reason code
 
     def connect(self, connection: Connection, packet: Connect) -> None:
         """Handle a CONNECT; the CONNACK may be sent in a later call."""
@@ -339,7 +339,7 @@ class ConnectHandler:
             return False
         return True
 
-    def _take_over(self, client_id: str) -> Optional[Session]:
+    def _take_over(self, client_id: str) -> Session | None:
         """Close any older connection of a client id [MQTT-3.1.4-3]; returns its session."""
         pending = self.clients.pending.get(client_id)
         if pending is not None:
@@ -361,7 +361,7 @@ class ConnectHandler:
             return False
         return not self.registry.is_over(session, self.lifecycle.now)
 
-    def _set_user(self, session: Session, connection: Connection, permissions: Optional[Permissions]) -> None:
+    def _set_user(self, session: Session, connection: Connection, permissions: Permissions | None) -> None:
         """Give the session the rights of this user at this listener, and those that the login brings."""
         rules = connection.terms.rules
         old = session.permissions
@@ -466,7 +466,7 @@ class ConnectHandler:
             encoded = connack.encode(packet.version)
         return encoded
 
-    def refuse(self, connection: Connection, reason_code: int, detail: str, username: Optional[str] = None) -> None:
+    def refuse(self, connection: Connection, reason_code: int, detail: str, username: str | None = None) -> None:
         """Answer a CONNECT with an error and close the connection [MQTT-3.2.2-7].
 
         ``username`` is what the client claims to be, for the log.
@@ -520,7 +520,7 @@ class ConnectAuthentication(AuthenticationRequest):
         return None if wire is None else wire.certificate
 
     @property
-    def certificate_name(self) -> Optional[str]:
+    def certificate_name(self) -> str | None:
         certificate = self.certificate
         kinds = self.pending.connection.terms.certificate_identity
         return certificate_name(certificate, kinds) if certificate else None
@@ -630,7 +630,7 @@ def _connect_memory(packet: Connect) -> int:
     return size
 
 
-def _set_will(session: Session, will: Optional[Will]) -> None:
+def _set_will(session: Session, will: Will | None) -> None:
     if will is None:
         session.set_will(None)
         return
@@ -644,7 +644,7 @@ def _send_challenge(connection: Connection, request: AuthenticationRequest, data
     _send_auth(connection, request, CONTINUE_AUTHENTICATION, data)  # [MQTT-4.12.0-2]
 
 
-def _send_auth(connection: Connection, request: AuthenticationRequest, reason_code: int, data: Optional[bytes]) -> None:
+def _send_auth(connection: Connection, request: AuthenticationRequest, reason_code: int, data: bytes | None) -> None:
     properties = Properties()
     properties.authentication_method = connection.method  # [MQTT-4.12.0-5]
     properties.authentication_data = data

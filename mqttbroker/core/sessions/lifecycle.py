@@ -5,17 +5,17 @@ Of many wills and ends that are due, and of many subscriptions of an ended sessi
 
 from __future__ import annotations
 
-from typing import Dict, Final, List, cast
+from typing import Final, cast
 
-from mqttbroker.core.delivery.broker_messages import BrokerMessages
-from mqttbroker.core.sessions.pending_connect import PendingConnect
 from mqttbroker.core.access.policy import Permissions
+from mqttbroker.core.delivery.broker_messages import BrokerMessages
 from mqttbroker.core.delivery.publisher import Publisher
-from mqttbroker.core.routing.router import Router
-from mqttbroker.core.sessions.subscriptions import Subscriptions
 from mqttbroker.core.delivery.turns import PART_WORK, LongWork, Turns
-from mqttbroker.core.terms.users import Users
 from mqttbroker.core.delivery.wills import Wills, encode_will
+from mqttbroker.core.routing.router import Router
+from mqttbroker.core.sessions.pending_connect import PendingConnect
+from mqttbroker.core.sessions.subscriptions import Subscriptions
+from mqttbroker.core.terms.users import Users
 from sessions.context import Clock
 from sessions.journal import Journal
 from sessions.registry import Registry
@@ -59,7 +59,7 @@ class SessionLifecycle:
         self.paused = False  # until a message reaches all others: no will is published, and no session ends, by time
         # By client id: sessions whose row is changed when their will, which waits, was published. So it is in one commit
         # with the message.
-        self._unsaved: Dict[str, _Unsaved] = {}
+        self._unsaved: dict[str, _Unsaved] = {}
         messages.on_will_published = self._will_published
 
     @property
@@ -182,7 +182,7 @@ class SessionLifecycle:
         if unsaved is not None and unsaved.row_id != 0 and unsaved.row_id != row_id:
             self.journal.delete_session(unsaved.row_id)
 
-    def tick(self, pending: Dict[str, PendingConnect]) -> None:
+    def tick(self, pending: dict[str, PendingConnect]) -> None:
         """Publish due wills and end expired sessions, in parts if there are many; not those of ``pending`` clients."""
         if self.paused:
             return
@@ -207,7 +207,7 @@ class _Due(LongWork):
 
     def __init__(self, lifecycle: SessionLifecycle) -> None:
         self.lifecycle = lifecycle
-        self.pending: Dict[str, PendingConnect] = {}
+        self.pending: dict[str, PendingConnect] = {}
         self.done_until_tick = True
 
     @property
@@ -242,7 +242,7 @@ class _Due(LongWork):
 class _Removal(LongWork):
     """The subscriptions of an ended session, to be removed from the router."""
 
-    def __init__(self, lifecycle: SessionLifecycle, subscriptions: List[Subscription]) -> None:
+    def __init__(self, lifecycle: SessionLifecycle, subscriptions: list[Subscription]) -> None:
         self.lifecycle = lifecycle
         self.subscriptions = subscriptions
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Optional
+from collections.abc import Callable
+from typing import Any
 
 from mqttbroker.codec.packets import Connect
 from mqttbroker.core.client.connection import Connection
@@ -22,11 +23,11 @@ class PendingConnect(Gate):
         self.connection = connection
         self.packet = packet
         self.on_opened = on_opened
-        self.session: Optional[Session] = None
+        self.session: Session | None = None
         self.session_present = False
         self.size = 0  # memory of the packet in bytes
         self.keep_alive = packet.keep_alive  # seconds, as granted
-        self.authentication_data: Optional[bytes] = None  # for the CONNACK
+        self.authentication_data: bytes | None = None  # for the CONNACK
         self.certificate: Any = None  # the client's, if its client id must be a name in it
 
     def opened(self) -> None:

@@ -5,7 +5,7 @@ A pass visits all sessions within `PASS_SECONDS`, a few at a time. The rankings 
 
 from __future__ import annotations
 
-from typing import Final, List, Tuple, cast
+from typing import Final, cast
 
 from mqttbroker.core.client.connection import Connection
 from sessions.registry import Registry
@@ -32,8 +32,8 @@ class Ranking:
 
     def __init__(self, descending: bool) -> None:
         self.descending = descending
-        self.sessions: List[Tuple[float, str]] = []  # of the last pass, sorted
-        self._found: List[Tuple[float, str]] = []  # in this pass, in any order
+        self.sessions: list[tuple[float, str]] = []  # of the last pass, sorted
+        self._found: list[tuple[float, str]] = []  # in this pass, in any order
         self._full = False
         self._bound = 0.0  # the value of the last session, if full
 

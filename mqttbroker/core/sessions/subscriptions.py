@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from functools import partial
-from typing import Final, List, Optional
+from typing import Final
 
 from mypy_extensions import mypyc_attr
 
@@ -29,17 +29,17 @@ from mqttbroker.codec.reason_codes import (
     UNSUBACK,
     MQTTError,
 )
+from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.client.connection import Connection
-from mqttbroker.core.routing.groups import RemoteMember
-from mqttbroker.core.terms.memory_stage import MemoryStage
-from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.delivery.replay import Replays
+from mqttbroker.core.delivery.turns import LongWork, Turns
+from mqttbroker.core.routing.groups import RemoteMember
 from mqttbroker.core.routing.router import Router
 from mqttbroker.core.streams.filter import reads_stream
 from mqttbroker.core.streams.subscriptions import StreamPlan, StreamRequest, StreamSubscriptions
+from mqttbroker.core.terms.memory_stage import MemoryStage
 from mqttbroker.core.terms.terms import BrokerTerms
-from mqttbroker.core.delivery.turns import LongWork, Turns
 from sessions.context import SessionContext
 from sessions.journal import Journal
 from sessions.session import (
@@ -74,7 +74,7 @@ class SubscribeBarrier(LongWork):
     """What the SUBSCRIBEs of a shard wait for in a cluster."""
 
     @abstractmethod
-    def wait(self, work: LongWork, session: Session, filters: List[str]) -> None:
+    def wait(self, work: LongWork, session: Session, filters: list[str]) -> None:
         """Do the work, which adds subscriptions to these filters, as soon as every shard is ready for them."""
 
 
@@ -105,8 +105,8 @@ class Subscriptions:
         turns: Turns,
         streams: StreamSubscriptions,
     ) -> None:
-        self.barrier: Optional[SubscribeBarrier] = None
-        self.filters: Optional[FilterObserver] = None  # in a cluster
+        self.barrier: SubscribeBarrier | None = None
+        self.filters: FilterObserver | None = None  # in a cluster
         self.streams = streams
         self.memory = memory
         self.turns = turns
@@ -153,7 +153,7 @@ class Subscriptions:
         session: Session,
         request: Request,
         identifier: int,
-        replay: List[Subscription],
+        replay: list[Subscription],
         stream_request: StreamRequest,
     ) -> int:
         """Add one subscription, and add it to ``replay`` if it asks for retained messages; returns its reason code.
@@ -166,7 +166,7 @@ class Subscriptions:
         terms = self.terms
         if full_filter.count("/") >= terms.max_topic_levels or len(topic_filter.encode("utf-8")) > terms.max_topic_length:
             return TOPIC_FILTER_INVALID
-        stream_plan: Optional[StreamPlan] = None
+        stream_plan: StreamPlan | None = None
         if reads_stream(full_filter):
             try:
                 stream_plan = self.streams.plan(session, full_filter, stream_request, NOT_AUTHORIZED)
@@ -317,7 +317,7 @@ class _FilterPacket(LongWork):
         self.owner = owner
         self.connection = connection
         self.session = session
-        self.codes: List[int] = []
+        self.codes: list[int] = []
         self.in_turns = False  # the client is not read until all filters are handled
         self._count = count
         self._done = False
@@ -359,7 +359,7 @@ class _Subscribing(_FilterPacket):
     def __init__(self, owner: Subscriptions, connection: Connection, session: Session, packet: Subscribe) -> None:
         super().__init__(owner, connection, session, len(packet.subscriptions))
         self.packet = packet
-        self._replay: List[Subscription] = []
+        self._replay: list[Subscription] = []
         self._stream_request = StreamRequest(packet.properties)
         identifiers = packet.properties.subscription_identifiers
         self._identifier = identifiers[0] if identifiers else 0
@@ -384,7 +384,7 @@ class _Subscribing(_FilterPacket):
         if self._replay and not self.session.ended:
             self.session.add_pending_retained(self._replay)
 
-    def _suback(self, codes: List[int]) -> bytes:
+    def _suback(self, codes: list[int]) -> bytes:
         """The SUBACK, with its properties if the client wants them and they fit [MQTT-3.1.2-29] [MQTT-3.9.2-1]."""
         connection = self.connection
         suback = Suback(self.packet.packet_id, codes)

@@ -6,7 +6,7 @@ from. Rows are read in place, by positions in the bytes, and no object is made f
 
 from __future__ import annotations
 
-from typing import Any, Final, List
+from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -163,7 +163,7 @@ class ChunkRows:
         self._flags_at = at + skipped - 1
         at += (count + 7) & -8
         offsets_size: i64 = ((count + 1) * 4 + 7) & -8
-        starts: List[i64] = []
+        starts: list[i64] = []
         column: i64 = 0
         while column < 4:
             if at + offsets_size > end:
@@ -255,7 +255,7 @@ class ChunkRows:
 
     def append_packet(
         self,
-        parts: List[bytes],
+        parts: list[bytes],
         version: i64,
         first_byte: i64,
         topic_field: bytes,
@@ -302,7 +302,7 @@ class ChunkRows:
         return len(header) + remaining
 
 
-_SIZES: Final[List[bytes]] = [bytes((size,)) for size in range(128)]
+_SIZES: Final[list[bytes]] = [bytes((size,)) for size in range(128)]
 
 
 def _number(data: bytes, at: i64) -> i64:

@@ -7,7 +7,7 @@ requests share one read, so that many readers at the end of a stream cost one.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Final
 
 from mypy_extensions import i64, mypyc_attr
 
@@ -25,7 +25,7 @@ UNAVAILABLE: Final = 6  # `reason` says why; nothing is damaged, and a later req
 
 MAX_TIME_REQUESTS: Final = 16  # requests for the offsets of times that are made at once; others wait
 
-Place = Tuple[str, int, int, int, int, bool, int]
+Place = tuple[str, int, int, int, int, bool, int]
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -33,7 +33,7 @@ class LogView:
     """The offsets of streams that are known without reading a file."""
 
     @abstractmethod
-    def bounds(self, stream: str, partition: int) -> Tuple[int, int]:
+    def bounds(self, stream: str, partition: int) -> tuple[int, int]:
         """The first offset of a partition and the end offset of its committed records; (0, 0) if there is none."""
 
 
@@ -74,10 +74,10 @@ class ReadRequest:
         self.size = size
         self.skipping = skipping
         self.time = -1
-        self.users: List[ChunkUser] = []
+        self.users: list[ChunkUser] = []
         self.wanted = 0  # the number of users that have not withdrawn
         self.outcome = WAITING
-        self.chunk: Optional[Chunk] = None
+        self.chunk: Chunk | None = None
         self.found = 0
         self.reason = ""
 
@@ -96,18 +96,18 @@ class ChunkReads:
 
     def __init__(self, terms: BrokerTerms) -> None:
         self.terms = terms
-        self.log: Optional[LogView] = None  # None: there are no streams
+        self.log: LogView | None = None  # None: there are no streams
         self.on_request: Any = None  # called with each `ReadRequest`
         self.held: i64 = 0
         self.remembered: i64 = 0
-        self._under_way: Dict[Place, ReadRequest] = {}
-        self._waiting: Dict[ReadRequest, bool] = {}  # in the order in which they came
-        self._waiting_times: Dict[ReadRequest, bool] = {}  # likewise
+        self._under_way: dict[Place, ReadRequest] = {}
+        self._waiting: dict[ReadRequest, bool] = {}  # in the order in which they came
+        self._waiting_times: dict[ReadRequest, bool] = {}  # likewise
         self._times = 0  # requests for times that are made
-        self._at_end: Dict[Tuple[str, int], Dict[ChunkUser, bool]] = {}
-        self._holders: Dict[ChunkUser, bool] = {}  # those with a chunk that they do not use at the moment
+        self._at_end: dict[tuple[str, int], dict[ChunkUser, bool]] = {}
+        self._holders: dict[ChunkUser, bool] = {}  # those with a chunk that they do not use at the moment
 
-    def bounds(self, stream: str, partition: int) -> Tuple[int, int]:
+    def bounds(self, stream: str, partition: int) -> tuple[int, int]:
         """`LogView.bounds`."""
         log = self.log
         if log is None:

@@ -7,7 +7,7 @@ when the in-flight window, the outbox and the rates permit it, and messages of o
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, List, Optional, cast
+from typing import Final, cast
 
 from mypy_extensions import i64
 
@@ -15,12 +15,12 @@ from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import two_bytes
 from mqttbroker.codec.properties import user_property
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, IMPLEMENTATION_SPECIFIC_ERROR
-from mqttbroker.core.streams.chunk import NO_BYTES, ChunkRows, user_property_bytes
-from mqttbroker.core.streams.chunk_reads import ChunkReads
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outbox import Outbound
-from mqttbroker.core.streams.partition_reader import PartitionReader, ReaderOwner
 from mqttbroker.core.routing.route import StreamRule
+from mqttbroker.core.streams.chunk import NO_BYTES, ChunkRows, user_property_bytes
+from mqttbroker.core.streams.chunk_reads import ChunkReads
+from mqttbroker.core.streams.partition_reader import PartitionReader, ReaderOwner
 from mqttbroker.core.streams.rights import StreamRights, matches_any
 from sessions.counters import Counters
 from sessions.readers.in_flight import InFlightOwner, StreamInFlight
@@ -73,15 +73,15 @@ class StreamConsumer(ReaderOwner):
         self.rule = rule
         self.topic_filter = topic_filter
         self.rights = rights
-        self.stored: Optional[StoredReader] = None  # the offsets, if they are stored
-        self.group: Optional[InFlightOwner] = None  # the group that the session is a member of
+        self.stored: StoredReader | None = None  # the offsets, if they are stored
+        self.group: InFlightOwner | None = None  # the group that the session is a member of
         self.skips_damage = False
         self.stops_when_expired = False
-        self.readers: List[PartitionReader] = []
+        self.readers: list[PartitionReader] = []
         self.closed = False
         self.blocked = False  # it has rows, and the client cannot be sent more
         self._turn = 0  # index of the reader that is asked next
-        self._plans: Dict[bytes, TopicPlan] = {}
+        self._plans: dict[bytes, TopicPlan] = {}
         self._plan_bytes = 0
         self._partition_property: bytes = NO_BYTES
         self._partition = -1
@@ -100,7 +100,7 @@ class StreamConsumer(ReaderOwner):
                 reader.close()
                 break
 
-    def reader_of(self, partition: int) -> Optional[PartitionReader]:
+    def reader_of(self, partition: int) -> PartitionReader | None:
         for reader in self.readers:
             if reader.partition == partition:
                 return reader
@@ -221,7 +221,7 @@ class StreamConsumer(ReaderOwner):
                 break
         return cost
 
-    def _reader_with_chunk(self) -> Optional[PartitionReader]:
+    def _reader_with_chunk(self) -> PartitionReader | None:
         """The reader that has a chunk. If none has one, ask for the next."""
         readers = self.readers
         count: i64 = len(readers)
@@ -277,7 +277,7 @@ class StreamConsumer(ReaderOwner):
         if reader.partition != self._partition:
             self._partition = reader.partition
             self._partition_property = user_property_bytes(b"partition", str(reader.partition).encode())
-        parts: List[bytes] = []
+        parts: list[bytes] = []
         size: i64 = 0
         count: i64 = 0
         payload: i64 = 0
@@ -383,7 +383,7 @@ class StreamConsumer(ReaderOwner):
             self.blocked = True
         return cost
 
-    def _flush(self, connection: Connection, parts: List[bytes], size: i64, count: i64, payload: i64) -> None:
+    def _flush(self, connection: Connection, parts: list[bytes], size: i64, count: i64, payload: i64) -> None:
         if count:
             connection.send_publish_packets(parts, size, count, payload)
             self.consumers.counters.stream_records_sent += count
@@ -440,7 +440,7 @@ class StreamConsumer(ReaderOwner):
                 added += b"\x0b" + encode_varint(subscription.identifier)
         retain: bool = subscription.options & RETAIN_AS_PUBLISHED != 0 and rows.retain
         first_byte: i64 = 0x30 | qos << 1 | (1 if retain else 0)
-        parts: List[bytes] = []
+        parts: list[bytes] = []
         maximum: i64 = connection.maximum_packet_size
         size = rows.append_packet(parts, connection.version, first_byte, plan.field, packet_id, added, maximum)
         if size == 0:  # [MQTT-3.1.2-25]
@@ -474,7 +474,7 @@ class SessionConsumers(RoomUser):
     """The consumers of one session, by filter."""
 
     def __init__(self) -> None:
-        self.by_filter: Dict[str, StreamConsumer] = {}
+        self.by_filter: dict[str, StreamConsumer] = {}
 
     def has_room(self) -> None:
         for consumer in self.by_filter.values():
@@ -488,9 +488,9 @@ class StreamConsumers:
         self.reads = reads
         self.outbound = outbound
         self.counters: Counters = outbound.counters
-        self.all: Dict[StreamConsumer, bool] = {}
-        self._turn: Optional[StreamConsumer] = None
-        self._waiting: Dict[StreamConsumer, bool] = {}  # those that have something to do, the next first
+        self.all: dict[StreamConsumer, bool] = {}
+        self._turn: StreamConsumer | None = None
+        self._waiting: dict[StreamConsumer, bool] = {}  # those that have something to do, the next first
 
     @property
     def active(self) -> bool:

@@ -7,8 +7,8 @@ group divide a stream.
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-from typing import Dict, Final, List, Optional
+from datetime import UTC, datetime
+from typing import Final
 
 from topic_matcher.filters import is_valid_filter
 
@@ -27,7 +27,7 @@ EARLIEST: Final = 1
 TIME: Final = 2
 OFFSETS: Final = 3
 
-_UNITS: Final[Dict[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_UNITS: Final[dict[str, int]] = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 _MAX_OFFSET: Final = (1 << 62) - 1
 _MAX_TIME: Final = 253_402_300_800_000_000  # the year 10000, in µs
 
@@ -47,10 +47,10 @@ class StreamFilter:
 class Start:
     """Where reading starts: at an offset of each partition or of all (key -1), or at a time in µs since the epoch."""
 
-    def __init__(self, kind: int, time: int = 0, offsets: Optional[Dict[int, int]] = None) -> None:
+    def __init__(self, kind: int, time: int = 0, offsets: dict[int, int] | None = None) -> None:
         self.kind = kind
         self.time = time
-        self.offsets: Dict[int, int] = {} if offsets is None else offsets
+        self.offsets: dict[int, int] = {} if offsets is None else offsets
 
 
 def reads_stream(full_filter: str) -> bool:
@@ -127,8 +127,8 @@ def parse_from(text: str, now: int) -> Start:
     except ValueError:
         raise ValueError(f"{text} is not earliest, latest, a Unix time, an ISO 8601 time or a duration such as 1h") from None
     if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=timezone.utc)
-    since = moment - datetime(1970, 1, 1, tzinfo=timezone.utc)
+        moment = moment.replace(tzinfo=UTC)
+    since = moment - datetime(1970, 1, 1, tzinfo=UTC)
     return Start(TIME, _time(max(0, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)))
 
 
@@ -142,9 +142,9 @@ def _time(microseconds: int) -> int:
     return microseconds
 
 
-def _offsets(text: str) -> Dict[int, int]:
-    offsets: Dict[int, int] = {}
-    parts: List[str] = text.split(",")
+def _offsets(text: str) -> dict[int, int]:
+    offsets: dict[int, int] = {}
+    parts: list[str] = text.split(",")
     for part in parts:
         partition, equals, offset = part.partition("=")
         if not equals:

@@ -7,13 +7,13 @@ others get its partitions, and first what it did not acknowledge, in order.
 from __future__ import annotations
 
 import logging
-from typing import Dict, List, Optional, cast
+from typing import cast
 
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, TOPIC_FILTER_INVALID, MQTTError
-from mqttbroker.core.terms.line_limit import LineLimit
-from mqttbroker.core.streams.partition_reader import PartitionReader
 from mqttbroker.core.routing.route import StreamRule
 from mqttbroker.core.streams.consumer import StreamConsumer
+from mqttbroker.core.streams.partition_reader import PartitionReader
+from mqttbroker.core.terms.line_limit import LineLimit
 from mqttbroker.core.terms.terms import BrokerTerms
 from sessions.context import Clock
 from sessions.counters import Counters
@@ -72,12 +72,12 @@ class StreamGroup(InFlightOwner):
     def __init__(self, stored: StoredReader, counters: Counters, lines: LineLimit) -> None:
         self.stored = stored
         self._lines = lines
-        self.members: Dict[Session, Member] = {}
+        self.members: dict[Session, Member] = {}
         self.redelivered = 0  # messages that were handed over again since the start of the broker
         self.refusals = 0  # negative acknowledgements
         # Partitions that begin at a time, in µs since the epoch, and their position until that is found.
-        self.times: Dict[int, int] = {}
-        self._before_time: Dict[int, int] = {}
+        self.times: dict[int, int] = {}
+        self._before_time: dict[int, int] = {}
         self.assignment = Assignment(len(stored.partitions), GroupEvents(self))
         self._counters = counters
         user = GroupOffsets(self)
@@ -145,7 +145,7 @@ class StreamGroup(InFlightOwner):
         offsets.waiting = False
         self.stored.save(offsets)
 
-    def reader_of(self, partition: int) -> Optional[PartitionReader]:
+    def reader_of(self, partition: int) -> PartitionReader | None:
         """The reader of a partition, if a member is sent it at the moment."""
         owner = self.assignment.owners[partition]
         return None if owner is None else cast(Member, owner).consumer.reader_of(partition)
@@ -192,7 +192,7 @@ class StreamGroup(InFlightOwner):
 
     # -- resetting ------------------------------------------------------------
 
-    def reset(self, positions: List[int]) -> None:
+    def reset(self, positions: list[int]) -> None:
         """Continue at these offsets, one of each partition; nothing that is in flight counts any more."""
         self.times = {}
         for member in list(self.members.values()):
@@ -218,13 +218,13 @@ class StreamGroups:
 
     def __init__(self, readers: StoredReaders, terms: BrokerTerms, counters: Counters, clock: Clock) -> None:
         self.readers = readers
-        self.all: Dict[int, StreamGroup] = {}  # by the id of the reader
+        self.all: dict[int, StreamGroup] = {}  # by the id of the reader
         self._terms = terms
         self._counters = counters
         self._clock = clock
         self._lines = LineLimit(clock, log.name, "group_changes_not_logged")
 
-    def find(self, name: str, stream: str) -> Optional[StreamGroup]:
+    def find(self, name: str, stream: str) -> StreamGroup | None:
         stored = self.readers.group(name, stream)
         if stored is None:
             return None
@@ -244,7 +244,7 @@ class StreamGroups:
             own = stored.row.topic_filter or "all topics"
             raise MQTTError(TOPIC_FILTER_INVALID, f"group {name} of stream {rule.name} reads {own}, not {topic_filter or 'all topics'}")
 
-    def create(self, name: str, rule: StreamRule, topic_filter: str, start: str, positions: List[int]) -> StreamGroup:
+    def create(self, name: str, rule: StreamRule, topic_filter: str, start: str, positions: list[int]) -> StreamGroup:
         """A group that begins at these offsets, one of each partition."""
         stored = self.readers.create(GROUP_READER, 0, name, rule.name, topic_filter, start, 0, self._clock.now, positions)
         group = self.all[stored.row.reader_id] = StreamGroup(stored, self._counters, self._lines)

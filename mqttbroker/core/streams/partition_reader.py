@@ -7,7 +7,7 @@ what follows: so there is no difference between the past and live messages.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Final, Optional
+from typing import Any, Final
 
 import google_crc32c
 from mypy_extensions import i64
@@ -67,16 +67,16 @@ class PartitionReader(ChunkUser):
         self.owner = owner
         self.stream = stream
         self.partition = partition
-        self.offsets: Optional[PartitionOffsets] = None  # if they are stored
+        self.offsets: PartitionOffsets | None = None  # if they are stored
         self.next_offset: i64 = -1  # -1: not known yet
         self.asked = False  # a request is under way
         self.following = False  # it waits at the end of the partition
         self.stopped = False  # behind the last row that can be read there is damage
         self._seeks = 0  # a request from before the last `seek` has no effect
         self._asked_at = 0  # `_seeks` when the request was made
-        self._asked_for: Optional[ReadRequest] = None  # the request that is under way
+        self._asked_for: ReadRequest | None = None  # the request that is under way
         self._time = -1  # to be asked for after the answer to a request that has no effect
-        self._rows: Optional[ChunkRows] = None
+        self._rows: ChunkRows | None = None
         self._at_row = False  # `_rows` is at a row that is not taken
         self._segment: i64 = -1
         self._position: i64 = -1
@@ -132,7 +132,7 @@ class PartitionReader(ChunkUser):
     def has_chunk(self) -> bool:
         return self._rows is not None
 
-    def peek(self) -> Optional[ChunkRows]:
+    def peek(self) -> ChunkRows | None:
         """The rows, at the next one to take; None if none is in memory."""
         rows = self._rows
         if rows is None or self._at_row:

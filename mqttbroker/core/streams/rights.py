@@ -6,8 +6,6 @@ below the name of the stream, such as ``$stream/sensors/room1/#``, grants those 
 
 from __future__ import annotations
 
-from typing import List
-
 from mqttbroker.core.access.policy import Rules
 from sessions.session import Session
 from topic_matcher.filters import matches
@@ -19,7 +17,7 @@ class StreamRights:
     ``filters`` are those of the stream, or the one of the subscription.
     """
 
-    def __init__(self, rules: Rules, session: Session, root: str, stream: str, filters: List[str]) -> None:
+    def __init__(self, rules: Rules, session: Session, root: str, stream: str, filters: list[str]) -> None:
         self.rules = rules
         self.session = session
         self.filters = filters
@@ -54,7 +52,7 @@ class StreamRights:
         return self.rules.may_read(self.session, topic) or self.rules.may_read(self.session, f"{self._name}/{topic}")
 
 
-def matches_any(filters: List[str], topic: str) -> bool:
+def matches_any(filters: list[str], topic: str) -> bool:
     """Whether a topic matches one of the filters."""
     for topic_filter in filters:
         if matches(topic_filter, topic):

@@ -7,13 +7,13 @@ changes only its options; one with another start begins there.
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, List, Optional, cast
+from typing import Final, cast
 
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import IMPLEMENTATION_SPECIFIC_ERROR, TOPIC_FILTER_INVALID, MQTTError
-from mqttbroker.core.streams.chunk_reads import ChunkReads
 from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.routing.route import StreamRule
+from mqttbroker.core.streams.chunk_reads import ChunkReads
 from mqttbroker.core.streams.consumer import SessionConsumers, StreamConsumer, StreamConsumers
 from mqttbroker.core.streams.filter import (
     EARLIEST,
@@ -57,11 +57,11 @@ class StreamRequest:
     """What a SUBSCRIBE packet says about streams, and what its SUBACK is to say."""
 
     def __init__(self, properties: Properties) -> None:
-        self.start: Optional[str] = None
+        self.start: str | None = None
         self.on_expired = "nearest"
         self.on_damage = "stop"
-        self._reasons: List[str] = []
-        self._adjusted: List[str] = []
+        self._reasons: list[str] = []
+        self._adjusted: list[str] = []
         self._room = MAX_SAID_BYTES
         for name, value in properties.user_properties:
             if name == START_PROPERTY:
@@ -121,7 +121,7 @@ class StreamPlan:
         self.rights = rights
         self.start = start
         self.text = text
-        self.offsets: Dict[int, int] = {}
+        self.offsets: dict[int, int] = {}
         self.skips_damage = False
         self.stops_when_expired = False
 
@@ -133,7 +133,7 @@ class _Place:
         self.text = text
         self.skips_damage = False
         self.stops_when_expired = False
-        self.offsets: Dict[int, int] = {}  # by partition, while the client is disconnected; -1: the end of the partition
+        self.offsets: dict[int, int] = {}  # by partition, while the client is disconnected; -1: the end of the partition
 
 
 class _StoredPlace(OffsetsUser):
@@ -157,7 +157,7 @@ class _SessionStreams(SessionConsumers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: Dict[str, _Place] = {}
+        self.places: dict[str, _Place] = {}
 
 
 class StreamSubscriptions:
@@ -165,7 +165,7 @@ class StreamSubscriptions:
 
     def __init__(
         self,
-        streams: List[StreamRule],
+        streams: list[StreamRule],
         rules: Rules,
         reads: ChunkReads,
         consumers: StreamConsumers,
@@ -252,7 +252,7 @@ class StreamSubscriptions:
         if start.kind == TIME:
             return
         rule = plan.rule
-        wrong: List[str] = []
+        wrong: list[str] = []
         for partition in start.offsets:
             if partition >= rule.partitions:
                 reason = f"stream-offset: stream {rule.name} has no partition {partition}"
@@ -311,7 +311,7 @@ class StreamSubscriptions:
         consumer.stops_when_expired = place.stops_when_expired = plan.stops_when_expired
         self.consumers.wake(consumer)
 
-    def _positions(self, plan: StreamPlan) -> List[int]:
+    def _positions(self, plan: StreamPlan) -> list[int]:
         """The first offset of each partition; before a time is found, that of the log."""
         stream = plan.rule.name
         if plan.start.kind == TIME:
@@ -449,7 +449,7 @@ class StreamSubscriptions:
 
     def _resume(self, session: Session, filter_text: str, subscription: Subscription) -> None:
         streams = session.room_user
-        place: Optional[_Place] = None
+        place: _Place | None = None
         if streams is not None:
             assert isinstance(streams, _SessionStreams)
             place = streams.places.get(filter_text)

@@ -8,24 +8,24 @@ stream, the dead letters, in the commit that ends it in the queue. Messages in f
 from __future__ import annotations
 
 import logging
-from typing import Dict, Final, List, Optional, Tuple, cast
+from typing import Final, cast
 from zlib import crc32
 
 from mypy_extensions import i64
 
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED, TOPIC_FILTER_INVALID, MQTTError
 from mqttbroker.codec.reason_codes import name as reason_name
+from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.delivery.publisher import partition_key
+from mqttbroker.core.delivery.turns import LongWork, Turns
+from mqttbroker.core.routing.route import StreamRule
 from mqttbroker.core.streams.chunk import NO_BYTES, ChunkRows, user_property_bytes
 from mqttbroker.core.streams.chunk_reads import ChunkReads
-from mqttbroker.core.client.connection import Connection
-from mqttbroker.core.terms.line_limit import LineLimit
-from mqttbroker.core.streams.partition_reader import PartitionReader, ReaderOwner
-from mqttbroker.core.delivery.publisher import partition_key
-from mqttbroker.core.routing.route import StreamRule
 from mqttbroker.core.streams.consumer import StreamConsumer, StreamConsumers
+from mqttbroker.core.streams.partition_reader import PartitionReader, ReaderOwner
 from mqttbroker.core.streams.rights import StreamRights
+from mqttbroker.core.terms.line_limit import LineLimit
 from mqttbroker.core.terms.terms import BrokerTerms
-from mqttbroker.core.delivery.turns import LongWork, Turns
 from sessions.context import Clock
 from sessions.counters import Counters
 from sessions.journal import Journal
@@ -107,7 +107,7 @@ class Lease:
 class Returned:
     """The session that had a message, and why it was returned."""
 
-    def __init__(self, session: Optional[Session], reason: str) -> None:
+    def __init__(self, session: Session | None, reason: str) -> None:
         self.session = session
         self.reason = reason
 
@@ -118,7 +118,7 @@ class WorkQueue(InFlightOwner):
     def __init__(
         self,
         rule: QueueRule,
-        streams: List[StreamRule],
+        streams: list[StreamRule],
         stored: StoredReader,
         reads: ChunkReads,
         journal: Journal,
@@ -130,7 +130,7 @@ class WorkQueue(InFlightOwner):
         self.rule = rule
         self.stored = stored
         self._lines = lines
-        self.consumers: Dict[Session, QueueConsumer] = {}
+        self.consumers: dict[Session, QueueConsumer] = {}
         self.redeliveries = 0  # since the start of the broker
         self.dead_letters = 0  # likewise
         self._streams = streams
@@ -141,16 +141,16 @@ class WorkQueue(InFlightOwner):
         self._turns = turns
         self._work = _QueueWork(self)
         self._owner = _QueueReaders(self)
-        self._readers: List[PartitionReader] = []
-        self._retries: Dict[PartitionReader, float] = {}  # readers that failed, and when they try again, in monotonic s
-        self._order: List[QueueConsumer] = []  # the consumers; empty if they have changed
+        self._readers: list[PartitionReader] = []
+        self._retries: dict[PartitionReader, float] = {}  # readers that failed, and when they try again, in monotonic s
+        self._order: list[QueueConsumer] = []  # the consumers; empty if they have changed
         self._asked = 0  # consumers that were asked for the last row
         self._woken = False  # since the last step began
         self._turn = 0  # index of the consumer that is asked first
         self._reader_turn = 0  # likewise of the readers
         self._in_vain = 0  # readers that were visited one after the other without a row that could be handled
-        self._leases: Dict[StreamInFlight, Lease] = {}  # in the order in which they end
-        self._returned: Dict[Tuple[int, int], Returned] = {}  # messages that wait, by partition and offset
+        self._leases: dict[StreamInFlight, Lease] = {}  # in the order in which they end
+        self._returned: dict[tuple[int, int], Returned] = {}  # messages that wait, by partition and offset
         user = _QueueOffsets(self)
         for offsets in stored.partitions:
             offsets.user = user
@@ -289,8 +289,8 @@ class WorkQueue(InFlightOwner):
         consumers = self._order
         count: int = len(consumers)
         returned = self._returned.get((offsets.partition, offset))
-        last: Optional[Session] = None if returned is None else returned.session
-        found: Optional[QueueConsumer] = None
+        last: Session | None = None if returned is None else returned.session
+        found: QueueConsumer | None = None
         index: int = 0
         while index < count:
             consumer = consumers[(self._turn + index) % count]
@@ -365,7 +365,7 @@ class WorkQueue(InFlightOwner):
     def end_leases(self) -> None:
         """Return the messages whose leases have ended."""
         now = self._clock.monotonic - self._clock.stopped
-        ended: List[StreamInFlight] = []
+        ended: list[StreamInFlight] = []
         for message, lease in self._leases.items():
             if lease.due > now or len(ended) >= LEASES_AT_ONCE:
                 break
@@ -378,7 +378,7 @@ class WorkQueue(InFlightOwner):
         lease = self._leases.pop(message, None)
         offsets = message.offsets
         offsets.give_back(message.offset)
-        session: Optional[Session] = None if lease is None else lease.session
+        session: Session | None = None if lease is None else lease.session
         self._returned[(offsets.partition, message.offset)] = Returned(session, reason)
         self._counters.stream_records_returned += 1
         self.stored.save(offsets)
@@ -401,7 +401,7 @@ class WorkQueue(InFlightOwner):
         offsets.put_into_queue(offset)
         self.stored.save(offsets)
         self.dead_letters += 1
-        target: Optional[StreamRule] = None
+        target: StreamRule | None = None
         for rule in self._streams:
             if rule.name == self.rule.dead_letter:
                 target = rule
@@ -419,7 +419,7 @@ class WorkQueue(InFlightOwner):
         key = message.topic.encode("utf-8") if target.key == "topic" else partition_key(target.key, message)
         self._journal.append_to_stream(target.name, crc32(key) % target.partitions, message)
 
-    def _log_dead_letter(self, offsets: PartitionOffsets, offset: int, deliveries: int, target: Optional[StreamRule], reason: str) -> None:
+    def _log_dead_letter(self, offsets: PartitionOffsets, offset: int, deliveries: int, target: StreamRule | None, reason: str) -> None:
         log.warning(
             "event=dead_letter queue=%s partition=%d offset=%d deliveries=%d dead_letter_stream=%s reason=%s",
             self.full_name,
@@ -465,7 +465,7 @@ class WorkQueue(InFlightOwner):
             reason,
         )
 
-    def reset(self, positions: List[int]) -> None:
+    def reset(self, positions: list[int]) -> None:
         """Continue at these offsets, one of each partition; nothing that is in flight counts any more."""
         for message in self._leases:
             message.owner = None
@@ -532,8 +532,8 @@ class WorkQueues:
 
     def __init__(
         self,
-        rules: List[QueueRule],
-        streams: List[StreamRule],
+        rules: list[QueueRule],
+        streams: list[StreamRule],
         readers: StoredReaders,
         reads: ChunkReads,
         journal: Journal,
@@ -542,8 +542,8 @@ class WorkQueues:
         turns: Turns,
         terms: BrokerTerms,
     ) -> None:
-        self.rules: Dict[str, QueueRule] = {rule.name: rule for rule in rules}
-        self.all: Dict[str, WorkQueue] = {}  # by name, with the filter if there is one
+        self.rules: dict[str, QueueRule] = {rule.name: rule for rule in rules}
+        self.all: dict[str, WorkQueue] = {}  # by name, with the filter if there is one
         self._streams = streams
         self._readers = readers
         self._reads = reads

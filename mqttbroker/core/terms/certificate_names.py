@@ -5,14 +5,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Dict, Final, List, Optional, Tuple
+from typing import Any, Final
 
 CN: Final = "cn"
 SUBJECT: Final = "subject"
-_ALTERNATIVES: Final[Dict[str, str]] = {"san_dns": "DNS", "san_uri": "URI", "san_email": "email"}
+_ALTERNATIVES: Final[dict[str, str]] = {"san_dns": "DNS", "san_uri": "URI", "san_email": "email"}
 
 # RFC 4514, section 3, and OpenSSL's short names.
-_SHORT_NAMES: Final[Dict[str, str]] = {
+_SHORT_NAMES: Final[dict[str, str]] = {
     "commonName": "CN",
     "localityName": "L",
     "stateOrProvinceName": "ST",
@@ -27,7 +27,7 @@ _SHORT_NAMES: Final[Dict[str, str]] = {
 }
 
 
-def certificate_name(certificate: Any, kinds: Tuple[str, ...]) -> Optional[str]:
+def certificate_name(certificate: Any, kinds: tuple[str, ...]) -> str | None:
     """The first name of these kinds that the certificate has; None if it has none, or one that is no MQTT string.
 
     ``kinds`` are "cn" (the last common name), "subject" (the whole subject as in RFC 4514) and the first alternative
@@ -63,9 +63,9 @@ def _alternative_name(certificate: Any, kind: str) -> str:
 
 
 def _subject(certificate: Any) -> str:
-    relative_names: List[str] = []
+    relative_names: list[str] = []
     for relative_name in certificate.get("subject", ()):
-        parts: List[str] = []
+        parts: list[str] = []
         for key, value in relative_name:
             parts.append(_SHORT_NAMES.get(key, key) + "=" + _escaped(value))
         relative_names.append("+".join(parts))
@@ -75,7 +75,7 @@ def _subject(certificate: Any) -> str:
 
 def _escaped(value: str) -> str:
     """RFC 4514, section 2.4."""
-    parts: List[str] = []
+    parts: list[str] = []
     last = len(value) - 1
     for index, char in enumerate(value):
         if char in ',+"\\<>;' or (char == " " and (index == 0 or index == last)) or (char == "#" and index == 0):

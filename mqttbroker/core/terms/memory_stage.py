@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Final, List
+from typing import Final
 
 NORMAL: Final = 0
 NO_CONNECTIONS: Final = 1  # new connections are refused
 NO_STATE: Final = 2  # and so are subscriptions, retained messages and wills that take more memory
 SHEDDING: Final = 3  # and nothing is queued in memory for clients that do not keep up
 
-STAGE_NAMES: Final[List[str]] = ["normal", "no_connections", "no_state", "shedding"]
+STAGE_NAMES: Final[list[str]] = ["normal", "no_connections", "no_state", "shedding"]
 
 
 class MemoryStage:

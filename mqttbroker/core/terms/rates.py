@@ -5,7 +5,7 @@ Times are monotonic, in seconds; a limit of 0 is none.
 
 from __future__ import annotations
 
-from typing import Any, Dict, Final, List
+from typing import Any, Final
 
 MAX_KEYS: Final = 65_536  # with remembered connects; the one that connected longest ago is forgotten first
 CONNECT_BURST: Final = 10.0  # seconds of connects at the permitted rate that may come at once
@@ -16,7 +16,7 @@ class ConnectRates:
     """The connects by key, such as an address. At most `MAX_KEYS` are remembered."""
 
     def __init__(self) -> None:
-        self.due: Dict[str, float] = {}  # when the bucket of connects is full again; the last one to connect is last
+        self.due: dict[str, float] = {}  # when the bucket of connects is full again; the last one to connect is last
 
     def connect(self, key: str, rate: int, now: float) -> bool:
         """Count a connect; false if there were more than ``rate`` per second."""
@@ -85,7 +85,7 @@ class Throttle:
     """The rates that apply to one client in one direction."""
 
     def __init__(self) -> None:
-        self.rates: List[Rate] = []
+        self.rates: list[Rate] = []
         self.timer: Any = None  # of the client's wire, while the client waits
 
     def count(self, messages: int, size: int, now: float) -> float:

@@ -5,7 +5,7 @@ Each field is filled from the setting of the same name by `assembly.fill`; its v
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Tuple
+from typing import Any
 
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED, SERVER_MOVED, UNSPECIFIED_ERROR, USE_ANOTHER_SERVER
 from mqttbroker.core.terms.certificate_names import certificate_name
@@ -32,7 +32,7 @@ class ListenerTerms:
     def __init__(self) -> None:
         self.listener = ""
         self.own_bridges = False
-        self.rules: Optional[str] = None
+        self.rules: str | None = None
         self.networks = Networks()
         self.max_connections_per_address = 0
         self.max_connect_rate = 0
@@ -54,8 +54,8 @@ class ListenerTerms:
         self.ignores_username_query = False  # what follows ? in a user name
         # A client id in which %u stands for the user name and %i for the name in the client's certificate; a * at its
         # end stands for any further characters.
-        self.client_id_pattern: Optional[str] = None
-        self.certificate_identity: Tuple[str, ...] = ()  # the kinds of names, as for `certificate_name`
+        self.client_id_pattern: str | None = None
+        self.certificate_identity: tuple[str, ...] = ()  # the kinds of names, as for `certificate_name`
 
     def binds_certificates(self) -> bool:
         """Whether client ids must have the name in the client's certificate."""
@@ -65,7 +65,7 @@ class ListenerTerms:
         """Whether an assigned client id may have more characters at its end."""
         return self.client_id_pattern is None or self.client_id_pattern.endswith("*")
 
-    def allowed_client_id(self, client_id: str, assigned: bool, username: Optional[str], certificate: Any = None) -> Optional[str]:
+    def allowed_client_id(self, client_id: str, assigned: bool, username: str | None, certificate: Any = None) -> str | None:
         """The client id of a user; None if the pattern excludes it. The broker may change an ``assigned`` one."""
         pattern = self.client_id_pattern
         if pattern is None:
@@ -80,7 +80,7 @@ class ListenerTerms:
         if "%i" in pattern and identity is None:
             return None
         # In one pass, so that neither name is taken for a placeholder.
-        parts: List[str] = []
+        parts: list[str] = []
         for index, part in enumerate(pattern.split("%u")):
             if index > 0:
                 parts.append(username or "")
@@ -142,25 +142,25 @@ class BrokerTerms:
         self.durability = ""
         self.reveal_denials = True
         # A topic name in which the levels %c and %u stand for the client id and the user name.
-        self.response_information: Optional[str] = None
-        self.redirect: Optional[Redirect] = None  # replaced on reload
+        self.response_information: str | None = None
+        self.redirect: Redirect | None = None  # replaced on reload
 
     def denial_code(self) -> int:
         """The reason code for a SUBSCRIBE or PUBLISH that the rules deny (sections 3.9.3 and 3.4.2.1)."""
         return NOT_AUTHORIZED if self.reveal_denials else UNSPECIFIED_ERROR
 
-    def server_reference(self, reason_code: int) -> Optional[str]:
+    def server_reference(self, reason_code: int) -> str | None:
         """The Server Reference of a CONNACK or DISCONNECT with this reason code."""
         redirect = self.redirect
         if redirect is None or redirect.reason_code != reason_code:
             return None
         return redirect.server_reference
 
-    def response_topic_root(self, client_id: str, username: Optional[str]) -> Optional[str]:
+    def response_topic_root(self, client_id: str, username: str | None) -> str | None:
         """The Response Information for a client; None if its names do not fit into one topic level each."""
         if self.response_information is None:
             return None
-        levels: List[str] = []
+        levels: list[str] = []
         for level in self.response_information.split("/"):
             if level == "%c" or level == "%u":
                 level = client_id if level == "%c" else username or ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Dict, Final, Optional
+from typing import Final
 
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, MQTTError
 from mqttbroker.core.terms.rates import ConnectRates, Rate
@@ -33,9 +33,9 @@ class Users:
         self.registry = registry
         self.terms = terms
         self.counters = counters
-        self.users: Dict[str, User] = {}
-        self.idle: Dict[str, User] = {}  # those that may not send or receive yet; the last one to leave is last
-        self.sessions: Optional[Dict[str, int]] = None  # by user name; None = not counted
+        self.users: dict[str, User] = {}
+        self.idle: dict[str, User] = {}  # those that may not send or receive yet; the last one to leave is last
+        self.sessions: dict[str, int] | None = None  # by user name; None = not counted
         self._connects = ConnectRates()
         self.terms_changed()
 
@@ -56,13 +56,13 @@ class Users:
 
     # --- sessions -----------------------------------------------------------------------------------------------------
 
-    def session_added(self, username: Optional[str]) -> None:
+    def session_added(self, username: str | None) -> None:
         """A session belongs to this user now."""
         sessions = self.sessions
         if sessions is not None and username is not None:
             sessions[username] = sessions.get(username, 0) + 1
 
-    def session_removed(self, username: Optional[str]) -> None:
+    def session_removed(self, username: str | None) -> None:
         """A session of this user has ended."""
         sessions = self.sessions
         if sessions is not None and username is not None:
@@ -74,7 +74,7 @@ class Users:
 
     # --- connections --------------------------------------------------------------------------------------------------
 
-    def check(self, username: Optional[str], new_session: bool, new_connection: bool, now: float) -> None:
+    def check(self, username: str | None, new_session: bool, new_connection: bool, now: float) -> None:
         """Count a connect of an authenticated client. Raises MQTTError if it exceeds a limit of its user.
 
         ``new_session``: it gets another session than one that its user has; ``new_connection``: it replaces none.
@@ -99,7 +99,7 @@ class Users:
         self.counters.limit_reached(limit)
         raise MQTTError(reason_code, detail)
 
-    def connected(self, username: Optional[str], now: float) -> Optional[User]:
+    def connected(self, username: str | None, now: float) -> User | None:
         """Count a connection of a user; None if no limit needs it. `disconnected` follows."""
         terms = self.terms
         if username is None or not (

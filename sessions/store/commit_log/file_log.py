@@ -12,7 +12,7 @@ import threading
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import NamedTuple
 
 from sessions.store.commit_log.segment import (
     HEADER_BYTES,
@@ -56,10 +56,10 @@ class FileCommitLog:
         self._segment_bytes = segment_bytes
         self._identity = b""
         self._lock = threading.Lock()  # for `_closed`, `_ready` and `size`
-        self._closed: List[_Closed] = []
-        self._ready: Optional[Path] = None
+        self._closed: list[_Closed] = []
+        self._ready: Path | None = None
         self._names = count()
-        self._path: Optional[Path] = None  # of the segment that is written to
+        self._path: Path | None = None  # of the segment that is written to
         self._fd = -1
         self._salt = b""
         self._end = 0  # of the last record in it

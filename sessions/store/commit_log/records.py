@@ -7,7 +7,8 @@ retained messages and a stream may refer to it by its place in the list.
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -31,11 +32,11 @@ from sessions.store.interface import Partition
 from sessions.write_set import WriteSet, message_rows
 
 # mypyc keeps no types of a NamedTuple's fields, so msgspec decodes plain tuples.
-_SessionRow = Tuple[int, str, int, int, Optional[float], Optional[bytes], Optional[float], Optional[str], Optional[str], Optional[str]]
-_SubscriptionRow = Tuple[int, str, int, int, int]
-_ProducerRow = Tuple[str, str, str, int, bytes, int]
-_ReaderRow = Tuple[int, int, int, str, str, str, str, int, int]
-_OffsetsRow = Tuple[int, int, int, int, bytes]
+_SessionRow = tuple[int, str, int, int, float | None, bytes | None, float | None, str | None, str | None, str | None]
+_SubscriptionRow = tuple[int, str, int, int, int]
+_ProducerRow = tuple[str, str, str, int, bytes, int]
+_ReaderRow = tuple[int, int, int, str, str, str, str, int, int]
+_OffsetsRow = tuple[int, int, int, int, bytes]
 
 
 class StreamExtent(NamedTuple):
@@ -53,13 +54,13 @@ class StreamRecords(NamedTuple):
     stream: str
     partition: int
     first_offset: int
-    messages: List[Message]
+    messages: list[Message]
 
 
 class _Body(msgspec.Struct, array_like=True):
     """``rows`` are `_Rows`, not decoded."""
 
-    extents: List[Tuple[str, int, int, int]]
+    extents: list[tuple[str, int, int, int]]
     rows: msgspec.Raw
 
 
@@ -67,25 +68,25 @@ class _Rows(msgspec.Struct, array_like=True):
     """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` has the places of the
     messages of each extent. Records of older versions end before the fields that have a default."""
 
-    messages: List[MessageRow]
+    messages: list[MessageRow]
     queued: int
-    deleted_sessions: List[int]
-    sessions: List[_SessionRow]
-    subscriptions: List[_SubscriptionRow]
-    deleted_subscriptions: List[SubscriptionKey]
-    entries: List[EntryRow]
-    entry_updates: List[EntryUpdate]
-    deleted_entries: List[EntryKey]
-    received: List[Union[ReceivedKey, Tuple[int, int]]]  # older versions wrote session id and packet id
-    deleted_received: List[Union[ReceivedKey, Tuple[int, int]]]
-    retained: List[int]
-    deleted_retained: List[str]
-    streams: List[List[int]]
-    deleted_producers: List[ProducerKey]
-    producers: List[_ProducerRow]
-    deleted_readers: List[int] = []
-    readers: List[_ReaderRow] = []
-    offsets: List[_OffsetsRow] = []
+    deleted_sessions: list[int]
+    sessions: list[_SessionRow]
+    subscriptions: list[_SubscriptionRow]
+    deleted_subscriptions: list[SubscriptionKey]
+    entries: list[EntryRow]
+    entry_updates: list[EntryUpdate]
+    deleted_entries: list[EntryKey]
+    received: list[ReceivedKey | tuple[int, int]]  # older versions wrote session id and packet id
+    deleted_received: list[ReceivedKey | tuple[int, int]]
+    retained: list[int]
+    deleted_retained: list[str]
+    streams: list[list[int]]
+    deleted_producers: list[ProducerKey]
+    producers: list[_ProducerRow]
+    deleted_readers: list[int] = []
+    readers: list[_ReaderRow] = []
+    offsets: list[_OffsetsRow] = []
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -93,12 +94,12 @@ _decode_body = msgspec.msgpack.Decoder(_Body).decode
 _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 
 
-def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
+def encode(write_set: WriteSet, ends: dict[Partition, int]) -> bytes:
     """The body of a record; ``ends`` has the offset of the next record of each partition that the write set writes."""
-    messages: List[Message] = write_set.messages
-    retained: List[int] = []
-    extents: List[Tuple[str, int, int, int]] = []
-    streams: List[List[int]] = []
+    messages: list[Message] = write_set.messages
+    retained: list[int] = []
+    extents: list[tuple[str, int, int, int]] = []
+    streams: list[list[int]] = []
     if write_set.retained or write_set.stream_messages:
         places = {id(message): place for place, message in enumerate(messages)}
         messages = list(messages)
@@ -138,7 +139,7 @@ def encode(write_set: WriteSet, ends: Dict[Partition, int]) -> bytes:
     return _encode((extents, rows))
 
 
-def decode_extents(body: bytes) -> List[StreamExtent]:
+def decode_extents(body: bytes) -> list[StreamExtent]:
     """The places of the stream records. Raises `ValueError` if the bytes are no body of a record."""
     try:
         return list(map(StreamExtent._make, _decode_body(body).extents))
@@ -146,11 +147,11 @@ def decode_extents(body: bytes) -> List[StreamExtent]:
         raise ValueError(f"not a write set: {error}") from None
 
 
-def _received_keys(found: Sequence[Union[ReceivedKey, Tuple[int, int]]]) -> List[ReceivedKey]:
+def _received_keys(found: Sequence[ReceivedKey | tuple[int, int]]) -> list[ReceivedKey]:
     return [key if isinstance(key, int) else received_key(*key) for key in found]
 
 
-def decode(body: bytes) -> Tuple[WriteSet, List[StreamRecords]]:
+def decode(body: bytes) -> tuple[WriteSet, list[StreamRecords]]:
     """The write set, whose ``stream_messages`` are empty, and the records of its streams.
 
     Raises `ValueError` if the bytes are no body of a record.

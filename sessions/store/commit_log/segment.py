@@ -15,9 +15,10 @@ salt of each segment tells them, and payloads that clients make up, from records
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from struct import Struct
-from typing import Iterator, List, NamedTuple, Optional, Tuple
+from typing import NamedTuple
 
 import google_crc32c
 
@@ -62,7 +63,7 @@ def file_name(first_position: int) -> str:
     return f"{first_position:020d}{SUFFIX}"
 
 
-def segment_files(directory: Path) -> List[Path]:
+def segment_files(directory: Path) -> list[Path]:
     """The segments of a log in the order of their positions. Raises `OSError`."""
     names = [name for name in os.listdir(directory) if len(name) == 20 + len(SUFFIX) and name.endswith(SUFFIX)]
     return [directory / name for name in sorted(names) if name[:20].isdigit()]
@@ -84,14 +85,14 @@ def decode_header(data: bytes) -> Header:
     return Header(version, identity, first_position, salt)
 
 
-def encode_record(salt: bytes, position: int, body: bytes) -> Tuple[bytes, bytes, bytes]:
+def encode_record(salt: bytes, position: int, body: bytes) -> tuple[bytes, bytes, bytes]:
     """Header, body and padding of a record."""
     header = _RECORD.pack(_RECORD_MAGIC, len(body), google_crc32c.value(body), FORMAT_VERSION, position, 0)
     crc: int = google_crc32c.value(salt + header)
     return header + crc.to_bytes(4, "little"), body, _PADDING[len(body) & 7]
 
 
-def read_record(data: bytes, at: int, salt: bytes, position: int) -> Optional[Record]:
+def read_record(data: bytes, at: int, salt: bytes, position: int) -> Record | None:
     """The record at this place, None if there is none; with a position of 0, of any position. Raises `NewerRecord`."""
     start = at + RECORD_BYTES
     if start > len(data) or not data.startswith(_RECORD_MAGIC, at):
@@ -109,7 +110,7 @@ def read_record(data: bytes, at: int, salt: bytes, position: int) -> Optional[Re
     return Record(found, at, start + length + len(_PADDING[length & 7]), body)
 
 
-def read_records(data: bytes, salt: bytes, at: int, position: int, before: Optional[int]) -> Iterator[Record]:
+def read_records(data: bytes, salt: bytes, at: int, position: int, before: int | None) -> Iterator[Record]:
     """The whole records from a place in a segment, where one with ``position`` begins, up to the position ``before``.
 
     Raises `NewerRecord`.
@@ -122,7 +123,7 @@ def read_records(data: bytes, salt: bytes, at: int, position: int, before: Optio
         at, position = record.end, position + 1
 
 
-def later_record(data: bytes, salt: bytes, at: int, position: int) -> Optional[Record]:
+def later_record(data: bytes, salt: bytes, at: int, position: int) -> Record | None:
     """The first whole record behind a place without one; there is none behind the torn end of a log.
 
     ``position`` is the one that is missing there. Raises `NewerRecord`.

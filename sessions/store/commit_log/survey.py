@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Iterator, List, NamedTuple, Optional
+from typing import NamedTuple
 
 from sessions.store.commit_log.segment import (
     FORMAT_VERSION,
@@ -48,8 +49,8 @@ class SegmentExtent(NamedTuple):
 class Survey(NamedTuple):
     """The segments of a log in their order, and its damage; ``next_position`` is 0 if there is no segment."""
 
-    segments: List[SegmentExtent]
-    damage: List[LogDamage]
+    segments: list[SegmentExtent]
+    damage: list[LogDamage]
 
     @property
     def next_position(self) -> int:
@@ -67,12 +68,12 @@ class Survey(NamedTuple):
                     yield found
 
 
-def survey(directory: Path, identity: Optional[bytes]) -> Survey:
+def survey(directory: Path, identity: bytes | None) -> Survey:
     """Read the log. Raises `StoreError` if it is of another store than ``identity`` or of a newer program; `OSError`."""
-    segments: List[SegmentExtent] = []
-    damage: List[LogDamage] = []
+    segments: list[SegmentExtent] = []
+    damage: list[LogDamage] = []
     files = segment_files(directory) if directory.is_dir() else []
-    headers: List[tuple[Path, Header]] = []
+    headers: list[tuple[Path, Header]] = []
     for path in files:
         with open(path, "rb") as file:
             data = file.read(HEADER_BYTES)
@@ -107,7 +108,7 @@ def survey(directory: Path, identity: Optional[bytes]) -> Survey:
     return Survey(segments, damage)
 
 
-def _readable(data: bytes, header: Header, before: Optional[int]) -> Iterator[Record]:
+def _readable(data: bytes, header: Header, before: int | None) -> Iterator[Record]:
     """All whole records of a segment up to a position, also those behind a damaged one."""
     at, position = HEADER_BYTES, header.first_position
     while True:

@@ -6,7 +6,6 @@ import io
 import mmap
 import struct
 import tempfile
-from typing import List
 
 import pytest
 from hypothesis import given, settings
@@ -57,7 +56,7 @@ records = st.lists(
 
 
 @given(records, st.integers(0, 2**64 - 32), st.integers(0, 9))
-def test_encoded_records_decode_to_themselves(messages: List[Message], first_offset: int, shift: int) -> None:
+def test_encoded_records_decode_to_themselves(messages: list[Message], first_offset: int, shift: int) -> None:
     data = bytes(shift) + encode_batch(messages, first_offset)
     (batch,) = iter_batches(data, shift)
     assert (batch.first_offset, batch.end_offset) == (first_offset, first_offset + len(messages))
@@ -67,7 +66,7 @@ def test_encoded_records_decode_to_themselves(messages: List[Message], first_off
 
 
 @given(records)
-def test_columns_are_aligned_and_fill_the_body(messages: List[Message]) -> None:
+def test_columns_are_aligned_and_fill_the_body(messages: list[Message]) -> None:
     data = encode_batch(messages, 0)
     batch = read_batch(data)
     columns = decode_columns(data, batch)
@@ -224,8 +223,8 @@ def test_a_record_too_large_for_the_format_is_refused(monkeypatch: pytest.Monkey
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 99), st.integers(0, 9), st.integers(0, 99)), max_size=9))
-def test_an_index_is_read_back(steps: List[tuple[int, int, int]]) -> None:
-    entries: List[IndexEntry] = []
+def test_an_index_is_read_back(steps: list[tuple[int, int, int]]) -> None:
+    entries: list[IndexEntry] = []
     offset = position = time = 0
     for records_between, more, later in steps:
         entries.append(IndexEntry(offset, position, time))

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import threading
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -43,23 +43,23 @@ def message(index: int, seconds: float = 1_000_000.0, payload: bytes = b"") -> M
     return Message(f"sensors/{index % 7}", data, 1, False, b"", "dev", int(seconds * 1e6), 0)
 
 
-def open_logs(path: Path, ends: Optional[Dict[Any, int]], **config: Any) -> StreamLogs:
+def open_logs(path: Path, ends: dict[Any, int] | None, **config: Any) -> StreamLogs:
     clock = config.pop("clock", Clock())
     logs = StreamLogs(path / "streams", [StreamConfig("s", ["sensors/#"], **config)], clock)
     logs.recover(ends)
     return logs
 
 
-def commit(logs: StreamLogs, messages: List[Message], key: Any = KEY) -> int:
+def commit(logs: StreamLogs, messages: list[Message], key: Any = KEY) -> int:
     end = logs.append({key: messages})[key][0]
     logs.sync()
     logs.committed()
     return end
 
 
-def visible(logs: StreamLogs, partition: int = 0) -> List[Message]:
+def visible(logs: StreamLogs, partition: int = 0) -> list[Message]:
     """The records of the manifest's segments."""
-    found: List[Message] = []
+    found: list[Message] = []
     entry = logs.manifest("s")["partitions"][partition]
     expected = entry["log_start_offset"]
     for part in entry["segments"]:
@@ -76,19 +76,19 @@ def visible(logs: StreamLogs, partition: int = 0) -> List[Message]:
     return found
 
 
-def payloads(logs: StreamLogs, partition: int = 0) -> List[bytes]:
+def payloads(logs: StreamLogs, partition: int = 0) -> list[bytes]:
     return [record.payload for record in visible(logs, partition)]
 
 
-def numbers(start: int, end: int) -> List[bytes]:
+def numbers(start: int, end: int) -> list[bytes]:
     return [str(index).encode() for index in range(start, end)]
 
 
-def on_disk(path: Path) -> List[Message]:
+def on_disk(path: Path) -> list[Message]:
     """The records that a reader without the broker sees, by the watermark file."""
     directory = path / "streams" / "s" / "0"
     mark = decode_watermark((directory / "high_watermark").read_bytes())
-    found: List[Message] = []
+    found: list[Message] = []
     for file in sorted(directory.glob("*.seg")):
         first = int(file.stem)
         if first < mark.log_start_offset or first > mark.segment:
@@ -173,7 +173,7 @@ def three_batches(path: Path) -> Path:
     return path / "streams" / "s" / "0" / ("0" * 20 + ".seg")
 
 
-def batch_ends(data: bytes) -> List[tuple[int, int]]:
+def batch_ends(data: bytes) -> list[tuple[int, int]]:
     return [(0, 0)] + [(batch.end, batch.end_offset) for batch in iter_batches(data)]
 
 
@@ -269,7 +269,7 @@ def test_recovery_restores_the_committed_records(data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory)
         size = data.draw(st.sampled_from([1, 400, 100_000]))
-        kept: List[bytes] = []
+        kept: list[bytes] = []
         logs = open_logs(path, {}, segment_bytes=size)
         count = 0
         for step in data.draw(st.lists(st.sampled_from("ccrkK"), max_size=12)):
@@ -338,7 +338,7 @@ def test_kill_9_at_any_moment(tmp_path: Path, size: int) -> None:
     assert end > 8
 
 
-def files(logs: StreamLogs, partition: int = 0) -> List[int]:
+def files(logs: StreamLogs, partition: int = 0) -> list[int]:
     parts = logs.manifest("s")["partitions"][partition]["segments"]
     return [part["first_offset"] for part in parts]
 
@@ -474,13 +474,13 @@ def test_the_partition_of_a_key_never_changes() -> None:
     st.integers(-1, 51),
     st.sampled_from([0, 100, 2**40]),
 )
-def test_offset_for_timestamp(batches: List[List[int]], wanted: int, interval: int) -> None:
+def test_offset_for_timestamp(batches: list[list[int]], wanted: int, interval: int) -> None:
     """Even if the clock went back; with an index entry per batch and without any."""
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         for module in (segment, sparse_index):
             patch.setattr(module, "INDEX_INTERVAL", interval)
         logs = open_logs(Path(directory), {}, segment_bytes=1200)
-        times: List[int] = []
+        times: list[int] = []
         for seconds in batches:
             commit(logs, [message(0, second) for second in seconds])
             times += seconds
@@ -539,7 +539,7 @@ def test_index_entries_point_to_batches(tmp_path: Path) -> None:
 
 def test_readers_on_other_threads_see_complete_commits(tmp_path: Path) -> None:
     logs = open_logs(tmp_path, {}, segment_bytes=3000, retention_bytes=10_000)
-    failures: List[BaseException] = []
+    failures: list[BaseException] = []
     done = threading.Event()
 
     def read() -> None:

@@ -7,7 +7,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -75,7 +75,7 @@ def expected(record: Message, partition: int, offset: int) -> dict[str, Any]:
         "retain": record.retain,
         "partition": partition,
         "offset": offset,
-        "timestamp": datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=record.timestamp),
+        "timestamp": datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=record.timestamp),
         "client_id": record.publisher,
         "content_type": properties.content_type,
         "response_topic": properties.response_topic,

@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Optional
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -162,7 +161,7 @@ def test_permanent_failures_are_one_line(server: Server, fault: str, reason: str
         (["status 404 3"], []),
     ],
 )
-def test_retry_after_is_respected(server: Server, monkeypatch: pytest.MonkeyPatch, faults: list[str], waits: list[Optional[float]]) -> None:
+def test_retry_after_is_respected(server: Server, monkeypatch: pytest.MonkeyPatch, faults: list[str], waits: list[float | None]) -> None:
     """None: the client's own wait, which starts at a millisecond and does not include an earlier Retry-After."""
     monkeypatch.setattr(http_client, "MAX_WAIT_S", 10.0)
     waited: list[float] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def test_the_columns_are_those_of_a_stream_in_a_directory(topic: Topic, tmp_path
 
 
 def test_ranges_and_selections(topic: Topic) -> None:
-    start = datetime(2026, 1, 1, tzinfo=timezone.utc)
+    start = datetime(2026, 1, 1, tzinfo=UTC)
 
     def at(number: int) -> Message:
         moment = start + timedelta(seconds=number)

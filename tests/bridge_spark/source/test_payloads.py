@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import struct
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -43,9 +42,9 @@ MAPS = pa.struct([pa.field("n", pa.int64()), pa.field("m", pa.map_(pa.string(), 
 FLAT = pa.struct([field for field in RECORD if not pa.types.is_nested(field.type)])
 
 
-def slow(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, Optional[str]]]:
+def slow(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, str | None]]:
     """The results of `RowParser.one`: (payload, repr of the value, reason)."""
-    rows: list[tuple[int, Any, Optional[str]]] = []
+    rows: list[tuple[int, Any, str | None]] = []
     for number, payload in enumerate(payloads):
         try:
             rows += [(number, value, None) for value in parser.one(payload)]
@@ -55,7 +54,7 @@ def slow(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, Optio
     return [(number, repr(value), reason) for (number, _, reason), value in zip(rows, values)]
 
 
-def parsed(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, Optional[str]]]:
+def parsed(parser: RowParser, payloads: list[bytes]) -> list[tuple[int, str, str | None]]:
     """The results of `RowParser.parse`, in the same form."""
     found = parser.parse(pa.array(payloads, pa.binary()))
     found.values.validate(full=True)
@@ -181,7 +180,7 @@ def test_json_becomes_a_row_or_a_reason(way: str) -> None:
         ("ms", '"2026-01-31T12:00:00Z"', None),
     ],
 )
-def test_numeric_timestamps(unit: str, text: str, expected: Optional[int]) -> None:
+def test_numeric_timestamps(unit: str, text: str, expected: int | None) -> None:
     parser = JsonParser(pa.struct([pa.field("t", INSTANT)]), unit)
     payload = b'{"t": %s}' % text.encode()
     assert slow(parser, [payload]) == parsed(parser, [payload])
@@ -351,7 +350,7 @@ WHOLE = [payload for payload, _ in JSON] + [
 members = st.tuples(st.sampled_from(sorted(USUAL)), st.one_of(st.none(), st.none(), st.none(), st.sampled_from(ATOMS)))
 
 
-def _object(items: list[tuple[str, Optional[str]]], separator: str) -> bytes:
+def _object(items: list[tuple[str, str | None]], separator: str) -> bytes:
     texts = [f'"{name}":{USUAL[name] if value is None else value}' for name, value in items]
     return ("{" + separator.join(texts) + "}").encode("utf-8")
 
@@ -602,7 +601,7 @@ def test_payloads_are_parsed_few_at_once() -> None:
         ({"value": pa.string(), "reason": pa.string()}, "number", "must be of a number type"),
     ],
 )
-def test_invalid_schemas_are_refused(columns: dict[str, Any], given: Optional[str], reason: str) -> None:
+def test_invalid_schemas_are_refused(columns: dict[str, Any], given: str | None, reason: str) -> None:
     with pytest.raises(PayloadSchemaError, match=reason):
         PayloadReader(pa.schema(list(columns.items())), None if given is None else PayloadOptions(given), None)
 

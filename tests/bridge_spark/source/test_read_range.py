@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,14 @@ def test_a_time_after_the_last_record_is_refused_or_is_the_end(stepped: Path) ->
     with pytest.raises(OptionError, match="'startingTimestamp': partition 1 has received nothing since then"):
         begins(stepped, startingTimestamp=at(21))
     with pytest.raises(OptionError, match="'startingOffsetsByTimestamp': partition 0 .*Strategy=latest"):
-        begins(stepped, startingOffsetsByTimestamp='{"0": %s}' % at(51))
+        begins(stepped, startingOffsetsByTimestamp=f'{{"0": {at(51)}}}')
     lenient = {"startingOffsetsByTimestampStrategy": "latest"}
     assert begins(stepped, startingTimestamp=at(21), **lenient) == {"0": 3, "1": 2}
 
 
 def test_precedence_of_starting_options(stepped: Path) -> None:
     by_offset = {"startingOffsets": '{"0": 5, "1": 0}'}
-    by_partition = {"startingOffsetsByTimestamp": '{"0": %s}' % at(1)}
+    by_partition = {"startingOffsetsByTimestamp": f'{{"0": {at(1)}}}'}
     assert begins(stepped, **by_offset) == {"0": 5, "1": 0}
     assert begins(stepped, **by_offset, **by_partition) == {"0": 1, "1": 0}
     assert begins(stepped, **by_offset, **by_partition, startingTimestamp=at(15)) == {"0": 3, "1": 1}
@@ -83,7 +83,7 @@ def test_precedence_of_starting_options(stepped: Path) -> None:
 
 def test_precedence_of_ending_options(stepped: Path) -> None:
     by_offset = {"endingOffsets": '{"0": 1, "1": 0}'}
-    by_partition = {"endingOffsetsByTimestamp": '{"0": %s}' % at(2)}
+    by_partition = {"endingOffsetsByTimestamp": f'{{"0": {at(2)}}}'}
     assert places(rows(stepped, **by_offset)) == [(0, 0)]
     assert places(rows(stepped, **by_offset, **by_partition)) == [(0, 0), (0, 1)]
     assert places(rows(stepped, **by_offset, **by_partition, endingTimestamp=at(20))) == [(0, 0), (0, 1), (0, 2), (1, 0)]
@@ -251,7 +251,7 @@ def test_explain_shows_the_range_and_the_files(tmp_path: Path) -> None:
 
 
 def moment(milliseconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(milliseconds=START_MS + milliseconds)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=START_MS + milliseconds)
 
 
 def stamp(milliseconds: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -18,7 +18,7 @@ from bridge_spark.source.sparkplug import FIELDS, SparkplugParser
 pytestmark = pytest.mark.one_build
 
 
-def parsed(parser: RowParser, payload: bytes) -> list[tuple[Any, Optional[str]]]:
+def parsed(parser: RowParser, payload: bytes) -> list[tuple[Any, str | None]]:
     """The values and reasons of one payload."""
     found = parser.parse(pa.array([payload], pa.binary()))
     found.values.validate(full=True)

@@ -8,8 +8,8 @@ import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import datetime, timedelta, timezone
-from typing import Any, Union
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -35,7 +35,7 @@ ACCESS = [
     {"name": "viewer", "role": "viewer", "token": TOKEN},
     {"name": "reader", "role": "reader", "streams": ["*"], "token": "t-reader"},
 ]
-State = Union[type[RetainedDataSource], type[SessionsDataSource]]
+State = type[RetainedDataSource] | type[SessionsDataSource]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def test_every_column_of_retained_messages(broker: BrokerProcess, connect: Calla
     one, other = rows(RetainedDataSource, options(broker, filter="columns/#", includeUserProperties="true"))
     full, bare = (one, other) if one["qos"] == 2 else (other, one)
     received = full.pop("timestamp")
-    assert abs(datetime.now(timezone.utc) - received) < timedelta(minutes=1)
+    assert abs(datetime.now(UTC) - received) < timedelta(minutes=1)
     assert abs(full.pop("expires_at") - received - timedelta(hours=1)) < timedelta(seconds=2)
     assert full == {
         "topic": "columns/all/ü",
@@ -144,7 +144,7 @@ def test_every_column_of_sessions(broker: BrokerProcess, connect: Callable[..., 
         "queued_messages": 1,
         "in_flight": 0,
     }
-    assert abs(datetime.now(timezone.utc) - second["connected_at"]) < timedelta(minutes=1)
+    assert abs(datetime.now(UTC) - second["connected_at"]) < timedelta(minutes=1)
     assert second["address"].startswith("127.0.0.1:") and second["listener"].startswith("127.0.0.1:")
     assert (second["protocol"], second["connected"], second["disconnected_at"]) == ("3.1.1", True, None)
     connected = rows(SessionsDataSource, options(broker, prefix="session-", connected="TRUE", address="127.0.0.0/8"))

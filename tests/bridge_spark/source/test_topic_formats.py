@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ MESSAGES = [
     ("sensors/p1", b'{"axis": "z"}'),
     ("sensors/p1/temperature", READING(value=8.5).SerializeToString()),
 ]
-SECOND = datetime(1970, 1, 1, 0, 0, 1, tzinfo=timezone.utc)
+SECOND = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
 ROWS: list[tuple[int, int, Any]] = [  # index of the message, item, (value, axis, n, ts) or the reason
     (0, 0, (1.5, None, 7, None)),
     (1, 0, (2.5, "x", None, None)),

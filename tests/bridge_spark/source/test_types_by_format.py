@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from pyspark.sql.types import (
@@ -77,7 +77,7 @@ ALL: list[DataType] = [*PLAIN, *NESTED, VariantType(), DayTimeIntervalType(), *I
 NAMES = {"json": "JSON", "csv": "CSV", "avro": "Avro", "protobuf": "Protobuf"}
 
 
-def refusal(kind: DataType, **options: str) -> Optional[str]:
+def refusal(kind: DataType, **options: str) -> str | None:
     """Why ``kind`` cannot be a field, None if it can."""
     schema = StructType([StructField("value", StructType([StructField("v", kind)])), StructField("reason", StringType())])
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -121,8 +121,8 @@ def test_what_no_variant_can_hold_is_a_dead_letter(text: str, reason: str) -> No
         assert found.reasons.to_pylist() == [f"{where} {reason}", None]
 
 
-def reasons(parser: RowParser, *payloads: bytes) -> list[Optional[str]]:
-    found: list[Optional[str]] = parser.parse(pa.array(payloads, pa.binary())).reasons.to_pylist()
+def reasons(parser: RowParser, *payloads: bytes) -> list[str | None]:
+    found: list[str | None] = parser.parse(pa.array(payloads, pa.binary())).reasons.to_pylist()
     return found
 
 

@@ -11,7 +11,7 @@ import signal
 import threading
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -290,7 +290,7 @@ class StopFirst(threading.Event):
         self.begun = threading.Event()
         self.held = threading.Event()
 
-    def wait(self, timeout: Optional[float] = None) -> bool:
+    def wait(self, timeout: float | None = None) -> bool:
         self.begun.set()
         return self.held.wait(timeout)
 
@@ -472,7 +472,7 @@ def test_failures_are_one_line(spark: SparkSession, tmp_path: Path) -> None:
 class SparkError(Exception):
     """An error of PySpark: a text, and the cause in Java."""
 
-    def __init__(self, text: str, cause: Optional[Exception] = None) -> None:
+    def __init__(self, text: str, cause: Exception | None = None) -> None:
         super().__init__(text)
         self._cause = cause
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ def test_columns_of_topics_payloads_and_metrics(spark: SparkSession, tmp_path: P
         config = {"source": {"path": str(tmp_path / "data")}, "tables": {name: tables[name]}}
         [table] = run(parse_config(config), once=True, session=spark)
         assert (table.rows, table.bad) == counts
-    time = [datetime.fromtimestamp(seconds, timezone.utc) for seconds in (1_700_000_000.123, 0, 0.001)]
+    time = [datetime.fromtimestamp(seconds, UTC) for seconds in (1_700_000_000.123, 0, 0.001)]
     names = ("offset", "plant", "machine", "item", "ts", "value", "unit", "_extra")
     found = rows(tmp_path / "json")
     assert [tuple(row[name] for name in names) for row in found] == [

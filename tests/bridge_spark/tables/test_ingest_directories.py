@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def test_a_backfill_by_offsets_reads_only_named_partitions(spark: SparkSession, 
 
 def at(milliseconds: float) -> str:
     """The time of receipt of message ``milliseconds``, as an argument of the command."""
-    return str(datetime.fromtimestamp(START_US / 1e6, timezone.utc) + timedelta(milliseconds=milliseconds))
+    return str(datetime.fromtimestamp(START_US / 1e6, UTC) + timedelta(milliseconds=milliseconds))
 
 
 def write_segments(data: Path) -> None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -30,11 +30,11 @@ SLOW = pytest.mark.slow(reason="the same with Parquet runs")
 
 __all__ = ["spark"]
 
-START = datetime.fromtimestamp(START_US / 1e6, timezone.utc)
+START = datetime.fromtimestamp(START_US / 1e6, UTC)
 SCHEMA = "device string, ts timestamp, value double not null"
 
 
-def reading(number: int, device: str, second: Optional[float], value: float) -> Any:
+def reading(number: int, device: str, second: float | None, value: float) -> Any:
     """A reading ``second`` s after `START`; None for one without a time."""
     ts = None if second is None else (START + timedelta(seconds=second)).isoformat()
     body = json.dumps({"device": device, "ts": ts, "value": value}).encode()
@@ -197,7 +197,7 @@ def test_tables_with_state_continue_after_an_uncommitted_batch(spark: SparkSessi
 @pytest.mark.parametrize("start", ["earliest", '{"0": 1}'])
 def test_late_messages_in_the_first_batch_are_dead_letters(spark: SparkSession, tmp_path: Path, start: str) -> None:
     """Spark's first watermark is in 1970, as is a clock that is not set."""
-    unset = (START - datetime(1970, 1, 1, tzinfo=timezone.utc)).total_seconds()
+    unset = (START - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds()
     StreamWriter(tmp_path / "data").append(0, [reading(n, "a", -unset if n < 3 else n, float(n)) for n in range(5)])
     settings = document(tmp_path, watermark="1 minute", deduplicate_by=["ts"], starting_offsets=start)
     assert ingest(spark, settings)["t"].late == len(rows(tmp_path / "out.rejected"))

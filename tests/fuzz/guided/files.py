@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 from zlib import crc32
 
 from support.paths import ROOT
@@ -97,7 +97,7 @@ class Configuration(Target):
         yield b"MQTTBROKER_STREAMS__S__FILTERS=a/#,b\nMQTTBROKER_LIMITS__CROWDED_QUEUE_BYTES=1KiB"
 
 
-CLIENTS: tuple[tuple[str, Optional[str]], ...] = (
+CLIENTS: tuple[tuple[str, str | None], ...] = (
     ("c", None), ("c", "alice"), ("a/b", "alice"), ("+", "bob"), ("c", "#"), ("$SYS", "x/y"), ("", "bob"),
 )  # fmt: skip
 ACCESS = {"read": "r", "write": "w", "readwrite": "rw", "deny": ""}
@@ -153,11 +153,11 @@ class AccessRules(Target):
         yield b"user bob\ntopic a b\ntopic $SYS/#\nuser alice\ntopic write +/b\nuser bob\ntopic deny #\r\n"
 
 
-def _rules(text: str) -> tuple[dict[Optional[str], list[tuple[str, str]]], list[tuple[str, str]]]:
+def _rules(text: str) -> tuple[dict[str | None, list[tuple[str, str]]], list[tuple[str, str]]]:
     """The rules of each user, None for anonymous clients, and the patterns; each as access and filter."""
-    sections: dict[Optional[str], list[tuple[str, str]]] = {None: []}
+    sections: dict[str | None, list[tuple[str, str]]] = {None: []}
     patterns: list[tuple[str, str]] = []
-    user: Optional[str] = None
+    user: str | None = None
     for line in text.split("\n"):
         found = re.match(r"\s*(user|topic|pattern)\s+(.*?)\s*\Z", line, re.DOTALL)
         if found is None:
@@ -175,8 +175,8 @@ def _rules(text: str) -> tuple[dict[Optional[str], list[tuple[str, str]]], list[
 
 
 def _allowed(
-    sections: dict[Optional[str], list[tuple[str, str]]], patterns: list[tuple[str, str]],
-    access: str, client_id: str, username: Optional[str], topic: str,
+    sections: dict[str | None, list[tuple[str, str]]], patterns: list[tuple[str, str]],
+    access: str, client_id: str, username: str | None, topic: str,
 ) -> bool:  # fmt: skip
     matching = [rule for rule, topic_filter in sections.get(username, []) if is_match(topic_filter, topic)]
     if "" in matching or any(access in rule for rule in matching):

@@ -8,7 +8,6 @@ import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 from support.http_server import http_server
 
@@ -69,7 +68,7 @@ class Http(Target):
         access = access_list(Settings(http=HttpSettings(token=TOKEN)), AllowAll())
         self.server = http_server(self.logs, _metrics, _readiness, access, consumers=lag)
         self.server.start()
-        self.connection: Optional[socket.socket] = None
+        self.connection: socket.socket | None = None
         self.file = b""
         _, _, self.file = self._answer("GET", FILE, "", f"Bearer {TOKEN}", b"")
 

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from random import Random
-from typing import Union
 
 import google_crc32c
 from support.records import stored_fields
@@ -188,7 +187,7 @@ class Sealed(Target):
             parsed = parse_footer(footer, size)
         except UnicodeEncodeError:
             return
-        expected: Union[int, object] = parsed.first_offset
+        expected: int | object = parsed.first_offset
         for first, end in sorted([(group.first_offset, group.end_offset) for group in parsed.groups] + [*parsed.lost]):
             if first != expected or end <= first:
                 raise Finding(f"a gap in {parsed}")

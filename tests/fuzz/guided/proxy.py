@@ -6,14 +6,13 @@ import ipaddress
 import socket
 from collections.abc import Iterator
 from random import Random
-from typing import Optional
 
 from fuzz.guided.target import Target
 from fuzz.verdict import Finding
 from mqttbroker.net.proxy_protocol import MAX_HEADER, ProxyHeader, ProxyHeaderError
 
 SIGNATURE = b"\r\n\r\n\x00\r\nQUIT\n"
-Result = tuple[str, Optional[str], int]  # state, source, size of the header
+Result = tuple[str, str | None, int]  # state, source, size of the header
 
 
 class Proxy(Target):
@@ -85,7 +84,7 @@ def _expected(data: bytes) -> Result:
     return ("refused", None, 0) if source == "" else ("complete", source, 16 + size)
 
 
-def _of_line(line: bytes) -> Optional[str]:
+def _of_line(line: bytes) -> str | None:
     """The client's address, None if it is unknown, "" if the line is malformed."""
     fields = line.split(b" ")
     if fields[1] == b"UNKNOWN":
@@ -103,7 +102,7 @@ def _of_line(line: bytes) -> Optional[str]:
     return _text(family, packed[0], int(fields[4]))
 
 
-def _of_block(family: int, block: bytes) -> Optional[str]:
+def _of_block(family: int, block: bytes) -> str | None:
     sizes = {0x00: 0, 0x11: 12, 0x12: 12, 0x21: 36, 0x22: 36, 0x31: 216, 0x32: 216}
     if family not in sizes or len(block) < sizes[family]:
         return ""

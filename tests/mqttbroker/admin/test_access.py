@@ -12,7 +12,7 @@ import ssl
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import trustme
@@ -39,8 +39,8 @@ def ask(
     method: str,
     path: str,
     token: str = "",
-    body: Optional[bytes] = None,
-    context: Optional[ssl.SSLContext] = None,
+    body: bytes | None = None,
+    context: ssl.SSLContext | None = None,
     host: str = "",
     origin: str = "",
 ) -> tuple[int, bytes]:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ def test_a_full_disk_and_an_old_certificate_are_alarms_until_they_are_mended(
     start_broker: Callable[..., BrokerProcess], tmp_path: Path
 ) -> None:
     files = CertificateFiles(tmp_path)
-    soon = datetime.now(timezone.utc).replace(microsecond=0) + timedelta(days=3)
+    soon = datetime.now(UTC).replace(microsecond=0) + timedelta(days=3)
     certificate = files.authority.issue_cert("localhost", not_after=soon)
     certificate.private_key_and_cert_chain_pem.write_to_path(str(files.certfile))
     certificate.private_key_pem.write_to_path(str(files.keyfile))

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -35,7 +35,7 @@ START = 1_700_000_000.0
 class Consumed:
     """A stream of two partitions with small segments, and its consumers, under one clock."""
 
-    def __init__(self, directory: Path, settings: Consumers, age: Optional[float], size: Optional[int]) -> None:
+    def __init__(self, directory: Path, settings: Consumers, age: float | None, size: int | None) -> None:
         self.now = START
         config = StreamConfig("s", ["#"], 2, retention_age=age, retention_bytes=size, segment_bytes=1000)
         self.logs = StreamLogs(directory / "streams", [config], lambda: self.now)
@@ -64,7 +64,7 @@ class Consumed:
 def make(tmp_path: Path) -> Iterator[Callable[..., Consumed]]:
     made: list[Consumed] = []
 
-    def consumed(age: Optional[float] = None, size: Optional[int] = None, **settings: Any) -> Consumed:
+    def consumed(age: float | None = None, size: int | None = None, **settings: Any) -> Consumed:
         made.append(Consumed(tmp_path / str(len(made)), Consumers(**settings), age, size))
         return made[-1]
 
@@ -232,7 +232,7 @@ def shown(broker: BrokerProcess) -> dict[str, Any]:
     return {entry["consumer"]: entry for entry in listed["consumers"]}
 
 
-def request(broker: BrokerProcess, method: str, path: str, body: Optional[bytes] = None, token: str = "t") -> int:
+def request(broker: BrokerProcess, method: str, path: str, body: bytes | None = None, token: str = "t") -> int:
     asked = urllib.request.Request(broker.url + path, body, {"Authorization": f"Bearer {token}"}, method=method)
     try:
         with urllib.request.urlopen(asked, timeout=30) as response:

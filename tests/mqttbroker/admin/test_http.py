@@ -10,10 +10,10 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Tuple
+from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -34,7 +34,7 @@ FILE = "00000000000000000000.seg"
 OPEN = access_list(Settings(), AllowAll())
 
 
-def records(count: int, start: int = 0, payload: bytes = b"21.5") -> List[Message]:
+def records(count: int, start: int = 0, payload: bytes = b"21.5") -> list[Message]:
     return [Message("sensors/a", payload, 1, False, b"", "dev", (start + index) * 1000, 0) for index in range(count)]
 
 
@@ -53,8 +53,8 @@ def logs(tmp_path: Path) -> Iterator[StreamLogs]:
 class Service:
     """A server whose readiness a test sets, and a client for it."""
 
-    def __init__(self, logs: Optional[StreamLogs], token: Optional[str] = None) -> None:
-        self.reasons: List[str] = []
+    def __init__(self, logs: StreamLogs | None, token: str | None = None) -> None:
+        self.reasons: list[str] = []
         access = access_list(Settings(http=Http(token=token)), AllowAll())
         self.server = http_server(logs, self.metrics, self.readiness, access)
         self.server.start()
@@ -62,10 +62,10 @@ class Service:
     async def metrics(self) -> bytes:
         return b"messages_total 5\n"
 
-    async def readiness(self) -> List[str]:
+    async def readiness(self) -> list[str]:
         return self.reasons
 
-    def get(self, path: str, headers: Optional[Dict[str, str]] = None, method: str = "GET") -> Tuple[int, Dict[str, str], bytes]:
+    def get(self, path: str, headers: dict[str, str] | None = None, method: str = "GET") -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.server.port, timeout=PATIENCE)
         try:
             connection.request(method, path, headers=headers or {})
@@ -445,7 +445,7 @@ PROTECTED = [
 
 @pytest.mark.parametrize(("config", "protected"), PROTECTED)
 def test_streams_are_protected_as_anonymous_mqtt_clients_are(
-    start_broker: Callable[..., BrokerProcess], tmp_path: Path, config: Dict[str, Any], protected: bool
+    start_broker: Callable[..., BrokerProcess], tmp_path: Path, config: dict[str, Any], protected: bool
 ) -> None:
     (tmp_path / "rules").write_text("topic read a/#\n")
     if "acl_file" in config:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -488,7 +488,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("method", "path", "body", "query", "field", "detail"), WRONG)
-def test_mistake_is_named(api: Api, method: str, path: str, body: Any, query: dict[str, str], field: Optional[str], detail: str) -> None:
+def test_mistake_is_named(api: Api, method: str, path: str, body: Any, query: dict[str, str], field: str | None, detail: str) -> None:
     assert api.refused(400, field, method, path, body, **query).startswith(detail)
 
 

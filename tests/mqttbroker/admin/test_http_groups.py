@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections.abc import Iterator
-from typing import Any, Optional
+from typing import Any
 from urllib.error import HTTPError
 
 import pytest
@@ -53,7 +53,7 @@ def receive(client: RawClient, count: int, acknowledged: int) -> list[int]:
     return [int(message.payload) for message in found]
 
 
-def call(broker: BrokerProcess, method: str, path: str, body: Optional[Any] = None) -> tuple[int, Any]:
+def call(broker: BrokerProcess, method: str, path: str, body: Any | None = None) -> tuple[int, Any]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(f"{broker.url}{path}", data, HEADERS, method=method)
     try:

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Optional
+from typing import Any, BinaryIO, NamedTuple
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -50,7 +50,7 @@ class Record(NamedTuple):
     length: int  # of the whole segment's data
 
 
-def records(file: BinaryIO, count: Optional[int] = None) -> list[Record]:
+def records(file: BinaryIO, count: int | None = None) -> list[Record]:
     """The next records of a file, behind its header, up to its end."""
     found: list[Record] = []
     while count is None or len(found) < count:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -54,7 +54,7 @@ pattern write plain/#
 """
 
 # (client id, user, topic, may read, may publish)
-DECISIONS: list[tuple[str, Optional[str], str, bool, bool]] = [
+DECISIONS: list[tuple[str, str | None, str, bool, bool]] = [
     ("c", None, "news/1", True, False),
     ("c", None, "news/secret", False, False),
     ("c", None, "news", True, False),
@@ -102,7 +102,7 @@ DECISIONS: list[tuple[str, Optional[str], str, bool, bool]] = [
 
 
 @pytest.mark.parametrize("client_id, username, topic, reads, writes", DECISIONS)
-def test_decisions(client_id: str, username: Optional[str], topic: str, reads: bool, writes: bool) -> None:
+def test_decisions(client_id: str, username: str | None, topic: str, reads: bool, writes: bool) -> None:
     acl = parse_acl(RULES, "acl")
     assert acl.may_read(client_id, username, topic) is reads
     assert acl.may_publish(client_id, username, topic) is writes
@@ -205,7 +205,7 @@ TOPIC = st.lists(LEVEL, min_size=1, max_size=5).map("/".join).filter(bool)
 
 
 @given(FILTER, TOPIC, st.sampled_from(["alice", "bob", "eve", None]))
-def test_each_topic_of_a_filter_that_may_be_read_may_be_read(topic_filter: str, topic: str, username: Optional[str]) -> None:
+def test_each_topic_of_a_filter_that_may_be_read_may_be_read(topic_filter: str, topic: str, username: str | None) -> None:
     acl = parse_acl(RULES.replace("alice/", "a/").replace("all/", "b/"), "acl")
     if matches(topic_filter, topic) and acl.may_read_all("c", username, topic_filter):
         assert acl.may_read("c", username, topic)
@@ -226,7 +226,7 @@ class AclCore(Core):
         policy: Any = self.broker.policy
         policy.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
 
-    def as_user(self, user: Optional[str], client_id: str, version: int = 5, **fields: Any) -> CoreClient:
+    def as_user(self, user: str | None, client_id: str, version: int = 5, **fields: Any) -> CoreClient:
         if user is not None:
             fields |= {"username": user, "password": b"x"}
         return self.connect(client_id, version, **fields)

@@ -11,7 +11,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import paho.mqtt.client as paho
 import pytest
@@ -48,7 +48,7 @@ CHANGED = "c3"
 class FakeRequest:
     """An authentication request that records its answer: True, or the reason code of the refusal."""
 
-    def __init__(self, username: str, password: bytes, host: str = "10.0.0.1", bans: Optional[Bans] = None) -> None:
+    def __init__(self, username: str, password: bytes, host: str = "10.0.0.1", bans: Bans | None = None) -> None:
         self.client_id = f"client-of-{username}"
         self.peer = f"{host}:1234"
         self.username = username
@@ -361,7 +361,7 @@ class PasswordBroker:
     def open(self, version: int = 5) -> RawClient:
         return RawClient(self.process.port, version)
 
-    def connect(self, user: Optional[str], password: Optional[bytes], version: int = 5, **fields: Any) -> RawClient:
+    def connect(self, user: str | None, password: bytes | None, version: int = 5, **fields: Any) -> RawClient:
         client = self.open(version)
         connack = client.connect(fields.pop("client_id", f"c-{user}"), username=user, password=password, **fields)
         assert connack.reason_code == 0
@@ -397,7 +397,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PasswordBroker
     ],
 )
 def test_connect_with_user_name_and_password(
-    guarded: PasswordBroker, username: Optional[str], password: Optional[bytes], v5: int, v4: int
+    guarded: PasswordBroker, username: str | None, password: bytes | None, v5: int, v4: int
 ) -> None:
     for version, expected in ((5, v5), (4, v4)):
         if expected is None:
@@ -607,9 +607,7 @@ def _reloaded(own: PasswordBroker, client: RawClient) -> bool:
     ],
 )
 @pytest.mark.parametrize("command", [["serve", "--config"], ["check-config"]])
-def test_invalid_files_are_one_line_and_status_2(
-    tmp_path: Path, command: list[str], key: str, content: Optional[bytes], reason: str
-) -> None:
+def test_invalid_files_are_one_line_and_status_2(tmp_path: Path, command: list[str], key: str, content: bytes | None, reason: str) -> None:
     if content is not None:
         (tmp_path / "users").write_bytes(content)
     (tmp_path / "broker.toml").write_text(f'{key} = "{tmp_path}/users"\n')

@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import trustme
@@ -32,7 +32,7 @@ def files(tmp_path: Path) -> CertificateFiles:
     return CertificateFiles(tmp_path)
 
 
-def with_uri(files: CertificateFiles, uri: str, name: Optional[str]) -> trustme.LeafCert:
+def with_uri(files: CertificateFiles, uri: str, name: str | None) -> trustme.LeafCert:
     """A certificate with a URI as alternative name, which trustme does not issue."""
     authority = x509.load_pem_x509_certificate(files.authority.cert_pem.bytes())
     signer: Any = serialization.load_pem_private_key(files.authority.private_key_pem.bytes(), None)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 import trustme
@@ -56,7 +56,7 @@ def config(server: CallbackServer, **more: Any) -> dict[str, Any]:
     return {"http_callback": callback, "bans": {"failures": 0, "address_failures": 0}}
 
 
-def login(broker: BrokerProcess, username: Optional[str], password: bytes = b"secret", client_id: str = "c") -> int:
+def login(broker: BrokerProcess, username: str | None, password: bytes = b"secret", client_id: str = "c") -> int:
     fields: dict[str, Any] = {} if username is None else {"username": username, "password": password}
     with RawClient(broker.port) as client:
         return client.connect(client_id, **fields).reason_code
@@ -197,7 +197,7 @@ def test_guesses_without_a_user_name_ban_their_address(start_broker: Start, serv
     broker = start_broker(config={**config(server), "bans": {"address_failures": 3, "first": "1h", "longest": "1h"}})
     server.say(None, {"result": "deny"})
 
-    def guess(password: Optional[bytes]) -> int:
+    def guess(password: bytes | None) -> int:
         with RawClient(broker.port) as client:
             return client.connect("pump", password=password).reason_code
 

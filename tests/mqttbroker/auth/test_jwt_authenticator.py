@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.key_server import KeyServer
@@ -32,11 +32,11 @@ IGNORED = "ignored"
 class Asked:
     """A request that records its answer: the identity, `IGNORED`, or the reason code and whether it is a failure."""
 
-    def __init__(self, password: Optional[str], username: Optional[str] = "user", client_id: str = "c") -> None:
+    def __init__(self, password: str | None, username: str | None = "user", client_id: str = "c") -> None:
         self.client_id = client_id
         self.username = username
         self.password = None if password is None else password.encode()
-        self.method: Optional[str] = None
+        self.method: str | None = None
         self.size = 0
         self.answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.gone = False
@@ -89,7 +89,7 @@ def server() -> Iterator[KeyServer]:
         yield server
 
 
-async def ask(authenticator: JwtAuthenticator, password: Optional[str], **fields: Any) -> Any:
+async def ask(authenticator: JwtAuthenticator, password: str | None, **fields: Any) -> Any:
     asked = Asked(password, **fields)
     authenticator.authenticate(asked)
     return await asyncio.wait_for(asked.answer, PATIENCE)

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import aiomqtt
 import paho.mqtt.client as paho
@@ -20,8 +20,8 @@ from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.key_server import KeyServer
 from support.metric_samples import samples
-from support.patience import growing
 from support.paths import ROOT
+from support.patience import growing
 from support.raw_client import RawClient
 from support.tokens import SECRET, jwk, key_set, private_pem, public_pem, token
 
@@ -67,7 +67,7 @@ class TokenBroker:
         return token(**{"aud": "mqtt", "tenant": "acme", **claims}).encode()
 
     def log_in(
-        self, password: Optional[bytes], version: int = 5, client_id: str = "c", username: str = "any", **fields: Any
+        self, password: bytes | None, version: int = 5, client_id: str = "c", username: str = "any", **fields: Any
     ) -> tuple[int, RawClient]:
         client = RawClient(self.process.port, version)
         code = client.connect(client_id, username=username, password=password, **fields).reason_code

@@ -8,8 +8,8 @@ import hmac
 import json
 import time
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
-from typing import Any, Optional
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -35,7 +35,7 @@ def keys_for(algorithm: str, name: str = "") -> KeySet:
     return keys_of_pem(public_pem(algorithm, name), (algorithm,))
 
 
-def verify(text: str, keys: Optional[KeySet] = None, **settings: Any) -> Token:
+def verify(text: str, keys: KeySet | None = None, **settings: Any) -> Token:
     chosen = Jwt(**{"algorithms": ("RS256",), **settings})
     return TokenVerifier(chosen, PermissionsReader()).verify(text, keys or keys_for(chosen.algorithms[0]))
 
@@ -131,7 +131,7 @@ DAY = 86_400
         ({"device": {}}, {"client_id_claim": "device"}, "device is not a name"),
     ],
 )
-def test_claims(claims: dict[str, Any], settings: dict[str, Any], reason: Optional[str]) -> None:
+def test_claims(claims: dict[str, Any], settings: dict[str, Any], reason: str | None) -> None:
     text = token(**claims)
     if reason is None:
         assert verify(text, **settings).username == "pump"
@@ -361,7 +361,7 @@ def test_mistakes_in_a_pem_file(make: Callable[[], bytes], algorithms: tuple[str
 def test_a_certificate_has_a_public_key() -> None:
     key = signing_key("RS256")
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "id")])
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
     builder = builder.serial_number(1).not_valid_before(now).not_valid_after(now + timedelta(days=1))
     pem = builder.sign(key, hashes.SHA256()).public_bytes(Encoding.PEM)

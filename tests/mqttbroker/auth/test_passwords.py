@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.tools import needs
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.tools import needs
 
 from mqttbroker.auth.passwords import (
     Argon2id,

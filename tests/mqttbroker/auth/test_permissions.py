@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 
@@ -69,7 +69,7 @@ CASES = [
 ]
 
 
-def decide(claim: object, question: str, topic: str, client_id: str = "c1", username: Optional[str] = "u1") -> int:
+def decide(claim: object, question: str, topic: str, client_id: str = "c1", username: str | None = "u1") -> int:
     permissions = PermissionsReader().of_claim(claim)
     answer: int = getattr(permissions, f"may_{question}")(client_id, username, topic)
     return answer
@@ -95,7 +95,7 @@ def test_decisions(claim: object, question: str, topic: str, expected: int) -> N
         ("%u/%c", "%u", "%c", "%c/%c", DENIED),
     ],
 )
-def test_a_name_never_widens_a_permission(topic_filter: str, client_id: str, username: Optional[str], topic: str, expected: int) -> None:
+def test_a_name_never_widens_a_permission(topic_filter: str, client_id: str, username: str | None, topic: str, expected: int) -> None:
     assert decide({"pub": [topic_filter]}, "publish", topic, client_id, username) == expected
 
 

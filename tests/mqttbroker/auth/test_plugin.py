@@ -10,14 +10,14 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.metric_samples import samples
-from support.patience import growing
 from support.paths import ROOT
+from support.patience import growing
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Connack, Connect, Disconnect
@@ -116,7 +116,7 @@ def config(directory: Path, **more: Any) -> dict[str, Any]:
     return {"plugin": plugin, "allow_anonymous": True, "bans": {"failures": 0, "address_failures": 0}}
 
 
-def login(broker: BrokerProcess, username: Optional[str], client_id: str = "c", version: int = 5) -> Connack:
+def login(broker: BrokerProcess, username: str | None, client_id: str = "c", version: int = 5) -> Connack:
     fields: dict[str, Any] = {} if username is None else {"username": username, "password": b"\xffsecret"}
     with RawClient(broker.port, version) as client:
         return client.connect(client_id, **fields)

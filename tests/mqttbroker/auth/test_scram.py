@@ -7,7 +7,7 @@ import hmac
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -137,7 +137,7 @@ class ScramClient:
         return f"{without_proof},p={proof}".encode()
 
 
-def method(data: Optional[bytes], name: str = METHOD) -> Properties:
+def method(data: bytes | None, name: str = METHOD) -> Properties:
     properties = Properties()
     properties.authentication_method = name
     properties.authentication_data = data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -96,7 +96,7 @@ class Harness:
     def to_local(self) -> list[Any]:
         return self.local.decode(self.relay.to_local)
 
-    def connect(self, present: bool = True, properties: Optional[Properties] = None) -> list[Any]:
+    def connect(self, present: bool = True, properties: Properties | None = None) -> list[Any]:
         """Up to the subscriptions; returns the packets to the remote after CONNECT."""
         self.to_remote()
         self.from_remote(Connack(present, 0, properties))
@@ -105,7 +105,7 @@ class Harness:
         self.from_local(Connack(True, 0))
         return self.to_remote()
 
-    def run(self, present: bool = True, properties: Optional[Properties] = None) -> Harness:
+    def run(self, present: bool = True, properties: Properties | None = None) -> Harness:
         """Up to the state in which messages pass."""
         for packet in self.connect(present, properties):
             if isinstance(packet, Subscribe):

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,7 @@ def test_files_that_others_may_read(find: Callable[..., dict[str, list[Finding]]
 
 @pytest.mark.parametrize(("days", "state"), [(-1, PROBLEM), (10, WARNING), (100, OK)])
 def test_certificates_that_expire(find: Callable[..., dict[str, list[Finding]]], tmp_path: Path, days: int, state: str) -> None:
-    expires = datetime.now(timezone.utc) + timedelta(days=days)
+    expires = datetime.now(UTC) + timedelta(days=days)
     certificate = trustme.CA().issue_cert("localhost", not_after=expires)
     certificate.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
     (tmp_path / "both.pem").chmod(0o600)

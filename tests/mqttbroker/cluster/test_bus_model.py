@@ -10,7 +10,6 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from typing import Optional
 
 import pytest
 from support.core import CoreClient
@@ -49,7 +48,7 @@ class Sent:
     qos: int
     packet_id: int
     sent_at: int
-    acknowledged_at: Optional[int] = None
+    acknowledged_at: int | None = None
     repeated: bool = False  # sent again at QoS 1: the second one is a new message to the broker, behind what follows the first
 
 
@@ -59,7 +58,7 @@ class Client:
 
     client_id: str
     shard: int
-    connection: Optional[CoreClient] = None
+    connection: CoreClient | None = None
     packet_id: int = 0
     # as a publisher
     in_flight: list[Sent] = field(default_factory=list)
@@ -146,7 +145,7 @@ class Model:
             if answer is not None and answers:
                 connection.send(answer)
 
-    def handle(self, client: Client, packet: Packet) -> Optional[Packet]:
+    def handle(self, client: Client, packet: Packet) -> Packet | None:
         if isinstance(packet, Publish):
             if packet.qos < 2:
                 client.got.append((int(packet.payload), packet.qos))

@@ -8,9 +8,9 @@ import queue
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Callable
 
 import pytest
 from support import kafka_writer

@@ -9,7 +9,7 @@ import ssl
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import msgspec
 import pytest
@@ -64,7 +64,7 @@ class Collector(asyncio.Protocol):
         self.data += data
         self.more.set()
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self.more.set()
 
     async def has(self, data: bytes) -> None:
@@ -77,7 +77,7 @@ class Collector(asyncio.Protocol):
 class Accepting:
     """A server of shard 3 that collects what links bring."""
 
-    def __init__(self, tls: Optional[ssl.SSLContext] = None) -> None:
+    def __init__(self, tls: ssl.SSLContext | None = None) -> None:
         self.links: list[Collector] = []
         self.hellos: list[Hello] = []
         self.server = LinkServer(

@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from support.core import wait_until
@@ -23,9 +22,9 @@ from mqttbroker.cluster.links import HELD, Announced, LocalFilters
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.packets import Publish
 from mqttbroker.config.settings import Limits
-from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.delivery.retained_shards import RetainedShards
+from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.net.link_address import LinkAddress
 from sessions.journal import Gate
 from sessions.message import Message
@@ -294,7 +293,7 @@ class Uncommitted(RetainedShards):
     def kept_here(self, topic: str) -> bool:
         return False
 
-    def published(self, message: Message, gate: Optional[Gate]) -> None:
+    def published(self, message: Message, gate: Gate | None) -> None:
         raise AssertionError("nothing is published")
 
     def linked(self, topic: str) -> None:

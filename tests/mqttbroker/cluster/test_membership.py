@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Optional
 
 import pytest
 from support.kafka import KafkaCluster
@@ -20,7 +19,7 @@ SESSION = 1.0
 SHARDS = 4
 
 
-def info(node: str, start: float = 1.0, owned: Optional[dict[int, int]] = None, **more: object) -> NodeInfo:
+def info(node: str, start: float = 1.0, owned: dict[int, int] | None = None, **more: object) -> NodeInfo:
     return NodeInfo(node, start, "127.0.0.1", 18100, "1", owned=owned or {}, **more)  # type: ignore[arg-type]
 
 
@@ -115,7 +114,7 @@ class Node:
         self.name = name
         self.start = start
         self.draining = False
-        self.directory: Optional[Directory] = None
+        self.directory: Directory | None = None
         self.changed = asyncio.Event()
         self.membership = Membership({"bootstrap_servers": kafka.bootstrap}, group, SESSION, SHARDS, 1, self.describe, self.assigned)
         self.task = asyncio.create_task(self.membership.run())

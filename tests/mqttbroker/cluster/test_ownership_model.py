@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Optional
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -27,7 +26,7 @@ class Append:
 
     node: Node
     header: Header
-    write: Optional[int]
+    write: int | None
     awaited: bool = True
 
 
@@ -35,7 +34,7 @@ class Append:
 class Answer:
     """The next event of a node: the outcome of an append, or the end of the log."""
 
-    header: Optional[Header] = None
+    header: Header | None = None
     offset: int = -1  # of the append; -1 = refused, -2 = unknown
     end: int = 0
     sent: float = 0.0
@@ -52,7 +51,7 @@ class Node:
     loading: bool = False
     dropping: bool = False
     serving: bool = False
-    write: Optional[int] = None  # under way
+    write: int | None = None  # under way
     assigned: bool = False
 
 
@@ -62,7 +61,7 @@ class Model(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        self.log: list[tuple[Header, Optional[int]]] = []
+        self.log: list[tuple[Header, int | None]] = []
         self.sent: list[Append] = []
         self.nodes = [Node(Ownership(LogView(0, CLUSTER), b"node-%03d" % number, LEASE)) for number in range(3)]
         self.writes = 0

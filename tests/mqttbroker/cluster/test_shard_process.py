@@ -9,7 +9,7 @@ import time
 import uuid
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.cluster_nodes import port_ranges
@@ -56,7 +56,7 @@ class CoreProcess:
     def __enter__(self) -> CoreProcess:
         return self
 
-    def __exit__(self, kind: Optional[type[BaseException]], error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.process.kill()
         self.process.wait()
         self._sock.close()
@@ -107,7 +107,7 @@ class WorkerEnd(FrameHandler):
         self._reader.read(1000)
         self._more.set()
 
-    def connection_lost(self, error: Optional[Exception]) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         self._more.set()
 

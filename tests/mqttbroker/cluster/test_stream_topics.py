@@ -268,7 +268,7 @@ def test_a_process_that_is_killed_leaves_nothing_out_and_nothing_twice(kafka: Ka
 def test_a_kafka_broker_that_is_killed_leaves_nothing_out_and_nothing_twice(kafka: KafkaCluster) -> None:
     async def run() -> None:
         async with log_of(kafka) as (cluster, topic, writer):
-            async with deriving(stream_topics(kafka.bootstrap, cluster, topic)) as topics:
+            async with deriving(stream_topics(kafka.bootstrap, cluster, topic)):
                 for number in range(1, 4):
                     for _ in range(20):
                         await writer.publish(7)

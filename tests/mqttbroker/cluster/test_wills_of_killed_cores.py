@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
-from typing import Optional
 
 import pytest
 from support.core import CoreClient
@@ -86,7 +85,7 @@ def test_a_client_that_returns_at_once_does_not_prevent_it(cores: ShardCores, su
 @pytest.mark.parametrize("reason_code, published", [(0x00, 0), (0x04, 1), (None, 1)])
 @pytest.mark.parametrize("expiry", [0, 100])
 def test_after_the_end_of_a_connection_no_other_process_publishes_the_will(
-    cores: ShardCores, subscriber: CoreClient, reason_code: Optional[int], published: int, expiry: int
+    cores: ShardCores, subscriber: CoreClient, reason_code: int | None, published: int, expiry: int
 ) -> None:
     client = client_with_will(cores, expiry=expiry)
     if reason_code is None:

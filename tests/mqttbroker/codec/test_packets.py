@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -252,7 +252,7 @@ def test_any_chunks(sent: list[Packet], data: st.DataObject) -> None:
         buffer, stream = buffer + stream[:size], stream[size:]
         position = 0
         while True:
-            packet: Optional[Packet]
+            packet: Packet | None
             packet, position = decode(buffer, 5, position)
             if packet is None:
                 break

@@ -9,7 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -377,7 +377,7 @@ def test_a_secret_in_a_file(tmp_path: Path) -> None:
         (b"hunter2" * 10_000, "more than 65535 bytes"),
     ],
 )
-def test_a_bad_file_of_a_secret(tmp_path: Path, contents: Optional[bytes], reason: str) -> None:
+def test_a_bad_file_of_a_secret(tmp_path: Path, contents: bytes | None, reason: str) -> None:
     file = tmp_path / "token"
     if contents is not None:
         file.write_bytes(contents)

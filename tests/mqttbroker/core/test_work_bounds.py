@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -88,7 +88,7 @@ def router_with(options: int = 0) -> tuple[Router, Session]:
 def built(router: Router, publisher: object, between: Any = None) -> tuple[Route, int]:
     """The route of TOPIC, and the number of parts; ``between`` is called once, after the first part."""
     parts = 0
-    route: Optional[Route] = None
+    route: Route | None = None
     while route is None:
         router.work = 0
         route = router.route_in_parts(TOPIC.encode(), publisher)

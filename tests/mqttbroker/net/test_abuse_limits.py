@@ -55,8 +55,8 @@ class Socket:
 def test_the_oldest_half_open_connections_are_closed() -> None:
     half_open = HalfOpen(Counters())
     sockets = [Socket() for _ in range(8)]
-    for number, socket in enumerate(sockets):
-        half_open.add(socket, f"a{number % 2}", 5, 2)
+    for number, one in enumerate(sockets):
+        half_open.add(one, f"a{number % 2}", 5, 2)
     # Two of each address: the first ones of each were closed for the next.
     assert [socket.aborted for socket in sockets] == [True] * 4 + [False] * 4 and len(half_open) == 4
     half_open.remove(sockets[4])
@@ -65,8 +65,8 @@ def test_the_oldest_half_open_connections_are_closed() -> None:
         half_open.add(Socket(), address, 5, 2)
     assert sockets[5].aborted and not sockets[6].aborted and len(half_open) == 5
     assert half_open.counters.limits_reached == {"max_half_open_per_address": 4, "max_half_open": 1}
-    for socket in [*half_open._all]:
-        half_open.remove(socket)
+    for one in [*half_open._all]:
+        half_open.remove(one)
     assert not half_open._by_address
 
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
@@ -334,7 +334,7 @@ def test_a_will_follows_the_rules_of_its_clients_listener(listeners: BrokerWithL
         ("acl_file", None, "users: cannot be read: No such file or directory"),
     ],
 )
-def test_check_config_names_file_key_and_reason(tmp_path: Path, key: str, content: Optional[str], reason: str) -> None:
+def test_check_config_names_file_key_and_reason(tmp_path: Path, key: str, content: str | None, reason: str) -> None:
     if content is not None:
         (tmp_path / "users").write_text(content)
     text = f'[[listeners]]\n[[listeners]]\nport = 1884\n{key} = "{tmp_path}/users"\n'

@@ -7,7 +7,7 @@ import random
 import signal
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ PROPERTIES.user_properties = [("x", "y" * 200)]
 def described(version: int) -> list[tuple[bytes, Packet]]:
     """Packets of a client, and how they are described."""
     named = PROPERTIES if version == 5 else None
-    made: list[tuple[Union[p.Packet, bytes], tuple[Any, ...]]] = [
+    made: list[tuple[p.Packet | bytes, tuple[Any, ...]]] = [
         (p.Connect("c", version, username="u", password=b"secret"), ("CONNECT", 0, "", 0, 0)),
         (p.Subscribe(7, FILTERS, named), ("SUBSCRIBE", 7, "a/+,b/#,c", 2, 0)),
         (p.Unsubscribe(8, ["a/+", "d"], named), ("UNSUBSCRIBE", 8, "a/+,d", 0, 0)),

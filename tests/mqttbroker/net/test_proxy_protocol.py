@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -33,7 +33,7 @@ V6 = socket.inet_pton(socket.AF_INET6, "2001:db8::7") + bytes(16) + struct.pack(
 MAPPED = socket.inet_pton(socket.AF_INET6, "::ffff:203.0.113.7") + bytes(16) + struct.pack("!HH", 50000, 1883)
 
 
-def block(command: int, family: int, data: bytes, size: Optional[int] = None) -> bytes:
+def block(command: int, family: int, data: bytes, size: int | None = None) -> bytes:
     """A version 2 header."""
     return SIGNATURE + struct.pack("!BBH", command, family, len(data) if size is None else size) + data
 
@@ -102,7 +102,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("data", "source"), HEADERS)
-def test_headers_in_one_and_two_pieces(data: bytes, source: Optional[str]) -> None:
+def test_headers_in_one_and_two_pieces(data: bytes, source: str | None) -> None:
     after = b"\x10\x0c\x00\x04MQTT"
     for cut in range(len(data) + 1):
         header = ProxyHeader()
@@ -116,7 +116,7 @@ def test_headers_in_one_and_two_pieces(data: bytes, source: Optional[str]) -> No
 
 
 @pytest.mark.parametrize(("data", "source"), HEADERS)
-def test_headers_byte_by_byte(data: bytes, source: Optional[str]) -> None:
+def test_headers_byte_by_byte(data: bytes, source: str | None) -> None:
     header = ProxyHeader()
     for index in range(len(data)):
         assert not header.complete and header.feed(data[index : index + 1]) == 1
@@ -145,7 +145,7 @@ def test_wrong_headers_in_one_and_two_pieces(data: bytes, reason: str) -> None:
     st.integers(1, 40),
 )
 def test_any_bytes_give_the_same_in_one_piece_and_in_many(data: bytes, size: int) -> None:
-    def outcome(pieces: list[bytes]) -> tuple[bool, Optional[str], int, str]:
+    def outcome(pieces: list[bytes]) -> tuple[bool, str | None, int, str]:
         header, used = ProxyHeader(), 0
         try:
             for piece in pieces:

@@ -8,7 +8,7 @@ import signal
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -189,7 +189,7 @@ def test_a_list_that_expires_soon_is_logged_and_every_expiry_is_a_metric(start_b
     broker.wait_for_log("warning event=crl_expires_soon .*expires at 20")
     metrics = broker.get("/metrics").decode()
     line = next(one for one in metrics.splitlines() if one.startswith("mqttbroker_crl_expiry_timestamp_seconds{"))
-    left = float(line.split()[-1]) - datetime.now(timezone.utc).timestamp()
+    left = float(line.split()[-1]) - datetime.now(UTC).timestamp()
     assert 2 * 3600 < left < 4 * 3600
 
 

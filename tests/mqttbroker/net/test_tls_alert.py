@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.one_build
 @pytest.mark.parametrize(("kind", "workers"), [("tls", 0), ("wss", 0), ("tls", 1)])
 def test_a_refused_certificate_is_answered_with_its_alert(start_broker: Start, tmp_path: Path, kind: str, workers: int) -> None:
     files = CertificateFiles(tmp_path)
-    long_ago = datetime.now(timezone.utc) - timedelta(days=1)
+    long_ago = datetime.now(UTC) - timedelta(days=1)
     expired = files.authority.issue_cert("old@example.org", common_name="old", not_after=long_ago)
     stolen = files.authority.issue_cert("stolen@example.org", common_name="stolen")
     crlfile = tmp_path / "revoked.pem"

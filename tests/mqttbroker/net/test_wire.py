@@ -25,8 +25,8 @@ from mqttbroker.codec.packets import (
     Unsubscribe,
     decode,
 )
-from mqttbroker.core.packets.long_packet import MIN_PIECE
 from mqttbroker.core.client.outbox import LARGE_PART
+from mqttbroker.core.packets.long_packet import MIN_PIECE
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import LARGE_WRITE, LARGE_WRITES, READ_PAUSE, READ_SLICE, Endpoint, FlushScheduler, Wire

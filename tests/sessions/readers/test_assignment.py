@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -15,7 +13,7 @@ class Recorder(AssignmentEvents):
     """What each member has in flight, as the deliveries of a group would have it."""
 
     def __init__(self) -> None:
-        self.assignment: Optional[Assignment] = None
+        self.assignment: Assignment | None = None
         self.reads: dict[int, GroupMember] = {}  # the member that is sent a partition
         self.in_flight: dict[int, GroupMember] = {}
 

@@ -17,7 +17,7 @@ from sessions.store import salvage as salvage_module
 from sessions.store.check import check_database
 from sessions.store.interface import CorruptStore, StoreError
 from sessions.store.pages import PageFile
-from sessions.store.salvage import damaged_copies, salvage, set_stream_ends, finish_salvage
+from sessions.store.salvage import damaged_copies, finish_salvage, salvage, set_stream_ends
 from sessions.store.schema import MIGRATIONS
 from sessions.store.writer import SqliteStore
 

@@ -6,9 +6,9 @@ import gzip
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 from sqlite_utils import Database

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sqlite3
 from pathlib import Path
-from typing import List
 
 import pytest
 from support.store_cases import Opened, opened, path  # noqa: F401 - fixtures
@@ -19,7 +18,7 @@ TABLES = "sessions subscriptions messages queue received retained stream_ends pr
 WRITES = {name: value for name, value in vars(statements).items() if isinstance(value, statements.Statement)}
 
 
-def plan(path: Path, sql: str) -> List[str]:
+def plan(path: Path, sql: str) -> list[str]:
     numbered = re.findall(r"\?(\d)", sql)
     count = int(max(numbered)) if numbered else sql.count("?")
     connection = sqlite3.connect(path)
@@ -30,7 +29,7 @@ def plan(path: Path, sql: str) -> List[str]:
     return [str(row[3]) for row in rows]
 
 
-def scans(steps: List[str]) -> List[str]:
+def scans(steps: list[str]) -> list[str]:
     """The steps that read a whole table, under its name or an alias."""
     words = [step.split() for step in steps]
     return [" ".join(step) for step in words if step[0] == "SCAN" and step[1] in [*TABLES, "q", "m", "other"]]

@@ -6,7 +6,6 @@ import sqlite3
 import threading
 from operator import attrgetter
 from pathlib import Path
-from typing import Dict, List, Set, Tuple
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -141,12 +140,12 @@ MODEL_KEYS = st.integers(1, 6)
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.dictionaries(st.tuples(MODEL_KEYS, MODEL_KEYS), st.booleans()), max_size=6))
 def test_subscriptions_and_received_follow_a_model(
-    tmp_path_factory: pytest.TempPathFactory, rounds: List[Dict[Tuple[int, int], bool]]
+    tmp_path_factory: pytest.TempPathFactory, rounds: list[dict[tuple[int, int], bool]]
 ) -> None:
     store = SqliteStore(tmp_path_factory.mktemp("model") / "broker.db", "commit", None)
     store.recover()
     writer = Writer(store)
-    model: Set[Tuple[int, int]] = set()
+    model: set[tuple[int, int]] = set()
     try:
         for changes in rounds:
             write_set = WriteSet()
@@ -178,7 +177,7 @@ def test_pages_follow_each_other(opened: Opened) -> None:
     _, writer = opened()
     writer.commit(queued(1, list(range(1, 26))))
     writer.commit(queued(2, [30]))
-    seen: List[object] = []
+    seen: list[object] = []
     while True:
         rows = writer.page(1, int(str(seen[-1])) if seen else 0, 10).rows
         if not rows:
@@ -217,7 +216,7 @@ def test_a_page_row_has_entry_and_message(opened: Opened) -> None:
 
 
 @pytest.mark.parametrize("packet_ids", [[0], [7], [10], [0, 0, 0], [5, 5], [11, 12], [1, 11, 1], [11, 1], [65535, 65535]])
-def test_a_page_has_the_packet_id_of_each_entry(opened: Opened, packet_ids: List[int]) -> None:
+def test_a_page_has_the_packet_id_of_each_entry(opened: Opened, packet_ids: list[int]) -> None:
     _, writer = opened()
     write_set = queued(1, list(range(1, len(packet_ids) + 1)))
     write_set.entry_updates = [(packet_id, 2, 1, seq) for seq, packet_id in enumerate(packet_ids, 1)]
@@ -381,7 +380,7 @@ def test_an_idle_writer_purges_and_vacuums(opened: Opened, path: Path, monkeypat
             tidy.set()
 
     monkeypatch.setattr(Maintenance, "_vacuum", vacuum_and_tell)
-    ended: List[int] = []
+    ended: list[int] = []
     _, writer = opened()
     write_set = queued(1, list(range(1, 10001)), b"x" * 500)
     write_set.sessions = [session_row(1)]

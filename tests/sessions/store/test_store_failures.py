@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any, List, Optional
+from typing import Any
 
 import pytest
 from support import store_writer
@@ -187,9 +187,9 @@ def test_a_full_database_fails_only_the_commits_meanwhile(opened: Opened, path: 
 def test_a_failing_callback_does_not_stop_the_writer(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store = SqliteStore(path, "commit", None)
     store.recover()
-    reports: List[Optional[Exception]] = []
+    reports: list[Exception | None] = []
 
-    def done(write_set: WriteSet, error: Optional[Exception]) -> None:
+    def done(write_set: WriteSet, error: Exception | None) -> None:
         reports.append(error)
         raise RuntimeError("the callback failed")
 

@@ -151,7 +151,7 @@ def read_everywhere(broker: BrokerProcess, publisher: Publisher, **options: str)
     oldest = min(row["timestamp"] for row in by_url if row["partition"] == 0 and row["offset"] == 30)
     micros = int(oldest.timestamp()) * 1_000_000 + oldest.microsecond
     expected = {
-        number: next((row["offset"] for row in by_url if row["partition"] == number and row["timestamp"] >= oldest)) for number in (0, 1)
+        number: next(row["offset"] for row in by_url if row["partition"] == number and row["timestamp"] >= oldest) for number in (0, 1)
     }
     assert all(expected[part["partition"]] < part["segments"][0]["first_offset"] for part in parts)
     answer = json.loads(broker.get(f"/streams/s/offsets?timestamp={micros}"))["partitions"]

@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
@@ -56,7 +56,7 @@ def message(topic: str, payload: bytes, client_id: str = "dev", properties: byte
     return Message(topic, payload, 1, False, properties, client_id, int(NOW * 1e6), 0)
 
 
-def open_logs(path: Path, end: Optional[int] = None, clock: Any = None, **config: Any) -> StreamLogs:
+def open_logs(path: Path, end: int | None = None, clock: Any = None, **config: Any) -> StreamLogs:
     given = {"segment_bytes": 2000, "seal": True, "compact": True, **config}
     logs = StreamLogs(path / "streams", [StreamConfig("s", ["#"], **given)], clock or Clock())
     logs.recover({} if end is None else {KEY: end})

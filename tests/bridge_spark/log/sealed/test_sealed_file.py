@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +143,7 @@ def test_the_first_record_at_a_time_even_if_the_clock_goes_back(clock: list[list
         (file,) = seal_closed(data / "streams/sensors/0")
         first = next((offset for offset, moment in enumerate(moments) if moment >= START + wanted), len(moments))
         assert search_sealed_file(file, START + wanted) == first
-        since = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=START + wanted)
+        since = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=START + wanted)
         found = rows(data, startingTimestamp=since.isoformat())
         assert [row["offset"] for row in found] == list(range(first, len(moments) + 1))
 
@@ -251,7 +251,7 @@ def test_only_requested_columns_and_row_groups_are_fetched(tmp_path: Path, monke
     assert found == list(range(60, 70)) and 200_000 < one < 300_000
     topic = Predicate().narrowed("topic", "=", "t2")
     assert topic is not None and cost(["payload"], 0, 200, topic)[1] == list(range(100, 150))
-    late = Predicate().narrowed("timestamp", ">=", datetime.fromtimestamp((START + 150) / 1e6, timezone.utc))
+    late = Predicate().narrowed("timestamp", ">=", datetime.fromtimestamp((START + 150) / 1e6, UTC))
     assert late is not None and cost(["payload"], 0, 200, late)[1] == list(range(150, 200))
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -33,15 +33,15 @@ from bridge_spark.tables.output.parquet_table import ParquetBatchTable, marker_f
 pytestmark = pytest.mark.one_build
 
 
-def parquet(place: Path, merge_files: Optional[int]) -> ParquetBatchTable:
+def parquet(place: Path, merge_files: int | None) -> ParquetBatchTable:
     return ParquetBatchTable(place, merge_files)
 
 
-def delta(place: Path, merge_files: Optional[int]) -> DeltaBatchTable:
+def delta(place: Path, merge_files: int | None) -> DeltaBatchTable:
     return DeltaBatchTable(str(place), merge_files)
 
 
-def iceberg(place: Path, merge_files: Optional[int]) -> IcebergBatchTable:
+def iceberg(place: Path, merge_files: int | None) -> IcebergBatchTable:
     place.parent.mkdir(exist_ok=True)
     return IcebergBatchTable("n.t", local_catalog(place), merge_files)
 
@@ -50,7 +50,7 @@ def local_catalog(place: Path) -> CatalogConfig:
     return CatalogConfig("test", {"type": "sql", "uri": f"sqlite:///{place}.db", "warehouse": str(place)})
 
 
-Kind = Callable[[Path, Optional[int]], BatchTable[Any]]
+Kind = Callable[[Path, int | None], BatchTable[Any]]
 KINDS: list[Kind] = [parquet, delta, iceberg]
 VERSIONED: list[Kind] = [delta, iceberg]
 

@@ -139,12 +139,12 @@ def test_bounds_and_counts_of_each_type(tmp_path: Path) -> None:
 def test_only_the_first_columns_have_statistics(tmp_path: Path) -> None:
     schema = pa.schema([(f"c{number}", pa.int64()) for number in range(INDEXED_COLUMNS + 5)])
     file = written(tmp_path, [{name: 1 for name in schema.names}], schema)
-    for given, count in (
+    for properties, count in (
         ({}, INDEXED_COLUMNS),
         ({"delta.dataSkippingNumIndexedCols": "2"}, 2),
         ({"delta.dataSkippingNumIndexedCols": "-1"}, INDEXED_COLUMNS + 5),
     ):
-        found = json.loads(statistics(file, given))
+        found = json.loads(statistics(file, properties))
         assert [len(found[key]) for key in ("minValues", "maxValues", "nullCount")] == [count] * 3
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -87,7 +87,7 @@ def rows(directory: Path) -> list[Row]:
     return [{name: value for name, value in zip(found.columns, row) if value is not None and value != {}} for row in found.fetchall()]
 
 
-BATCHES: list[tuple[list[Row], list[Row], Optional[list[str]]]] = [
+BATCHES: list[tuple[list[Row], list[Row], list[str] | None]] = [
     ([{"n": 1}], [{"n": 1}], ["offset", "n", "_extra"]),
     ([{"n": 2, "unit": "°\"C", "v": 1}, {"n": 3, "v": 2.5e3, "ok": True, "far": None, "Offset": 1}],
      [{"n": 2, "unit": "°\"C", "v": 1.0}, {"n": 3, "v": 2500.0, "ok": True, "_extra": {"far": "null", "Offset": "1"}}],

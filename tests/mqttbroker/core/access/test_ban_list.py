@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Optional
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +16,7 @@ NAMES = ["", "a", "b"]
 KEYS = st.tuples(*map(st.sampled_from, (NETWORKS, NAMES, NAMES))).filter(any)
 
 
-def applies(key: Key, address: str, username: Optional[str], client_id: str) -> bool:
+def applies(key: Key, address: str, username: str | None, client_id: str) -> bool:
     network, name, identifier = key
     inside = not network or ipaddress.ip_address(address) in ipaddress.ip_network(network)
     return inside and name in ("", username) and identifier in ("", client_id)
@@ -32,7 +31,7 @@ def applies(key: Key, address: str, username: Optional[str], client_id: str) -> 
 )  # fmt: skip
 def test_a_ban_is_found_if_one_applies(
     added: list[tuple[Key, str, float]], removed: list[int], now: float,
-    address: str, username: Optional[str], client_id: str, exempt: bool,
+    address: str, username: str | None, client_id: str, exempt: bool,
 ) -> None:  # fmt: skip
     bans = BanList(1000)
     model: dict[tuple[Key, str], Ban] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from chaos.log_reader import LogReader
@@ -39,7 +39,7 @@ def make(tmp_path: Path) -> Iterator[MakeCore]:
         core.close()
 
 
-def numbered(seq: object, producer: Optional[str] = "p") -> Properties:
+def numbered(seq: object, producer: str | None = "p") -> Properties:
     properties = Properties()
     if producer is not None:
         properties.user_properties.append(("producer-id", producer))
@@ -47,7 +47,7 @@ def numbered(seq: object, producer: Optional[str] = "p") -> Properties:
     return properties
 
 
-def send(client: CoreClient, number: int, packet_id: Optional[int] = None, qos: int = 1, topic: str = "s/t") -> None:
+def send(client: CoreClient, number: int, packet_id: int | None = None, qos: int = 1, topic: str = "s/t") -> None:
     packet_id = number + 1 if packet_id is None else packet_id
     client.send(Publish(topic, b"%d" % number, qos, False, False, packet_id, numbered(number)))
 
@@ -197,7 +197,7 @@ def test_a_message_for_two_streams_is_stored_where_it_is_new(make: MakeCore) -> 
      (1, "p" * 513, 1), ("²", "p", 1), (1, None, 0), ((1 << 63) - 1, "p" * 512, 0)],
 )  # fmt: skip
 def test_an_unusable_number_is_counted_and_the_message_is_stored_each_time(
-    make: MakeCore, seq: object, producer: Optional[str], counted: int
+    make: MakeCore, seq: object, producer: str | None, counted: int
 ) -> None:
     core = make()
     client = core.connect("client")

@@ -25,9 +25,9 @@ from mqttbroker.codec.packets import (
 from mqttbroker.codec.packets import Subscription as Filter
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import SERVER_SHUTTING_DOWN
+from mqttbroker.core.delivery.turns import TURN_WORK, LongWork
 from mqttbroker.core.routing.route import LARGE_ROUTE
 from mqttbroker.core.sessions.lifecycle import REMOVED_AT_ONCE
-from mqttbroker.core.delivery.turns import TURN_WORK, LongWork
 from sessions.session import NO_LOCAL, Session, Subscription
 
 MANY = 4 * LARGE_ROUTE + 7

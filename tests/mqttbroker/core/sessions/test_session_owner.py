@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.core import AcceptAll, Core, CoreClient
@@ -25,7 +25,7 @@ class UserCore(Core):
         policy: Any = self.broker.policy
         policy.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
 
-    def open(self, user: Optional[str], client_id: str, version: int = 5, clean_start: bool = False) -> CoreClient:
+    def open(self, user: str | None, client_id: str, version: int = 5, clean_start: bool = False) -> CoreClient:
         """A client whose session never expires; its CONNACK may be a refusal."""
         client = self.client(version)
         fields: dict[str, Any] = {} if user is None else {"username": user, "password": b"x"}
@@ -50,7 +50,7 @@ def core(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[UserCore]:
 @pytest.mark.parametrize("clean_start", [False, True])
 @pytest.mark.parametrize("thief", ["bob", None])
 @pytest.mark.parametrize("version, code", [(5, CLIENT_IDENTIFIER_NOT_VALID), (4, 2)])
-def test_another_user_is_refused(core: UserCore, version: int, code: int, thief: Optional[str], clean_start: bool) -> None:
+def test_another_user_is_refused(core: UserCore, version: int, code: int, thief: str | None, clean_start: bool) -> None:
     alice = core.open("alice", "device")
     alice.subscribe("a/#")
     publisher = core.open("bob", "publisher")
@@ -155,7 +155,7 @@ def test_an_anonymous_client_takes_over_an_anonymous_session(core: UserCore) -> 
 )
 @pytest.mark.parametrize("version, code", [(5, CLIENT_IDENTIFIER_NOT_VALID), (4, 2)])
 def test_client_ids_bound_to_users(
-    core: UserCore, pattern: Optional[str], user: Optional[str], client_id: str, allowed: bool, version: int, code: int
+    core: UserCore, pattern: str | None, user: str | None, client_id: str, allowed: bool, version: int, code: int
 ) -> None:
     core.terms.client_id_pattern = pattern
     assert core.open(user, client_id, version).connack.reason_code == (0 if allowed else code)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Optional
-
 import pytest
 
 from mqttbroker.core.streams.filter import (
@@ -77,7 +75,7 @@ def test_filters_without_meaning(text: str) -> None:
         ("\u0661", None, 0, {}),
     ],
 )
-def test_stream_offset(text: str, kind: Optional[int], time: int, offsets: dict[int, int]) -> None:
+def test_stream_offset(text: str, kind: int | None, time: int, offsets: dict[int, int]) -> None:
     if kind is None:
         with pytest.raises(ValueError, match=r"\w"):
             parse_offset(text)
@@ -107,7 +105,7 @@ def test_stream_offset(text: str, kind: Optional[int], time: int, offsets: dict[
         ("yesterday", None),
     ],
 )
-def test_the_start_of_a_replay(text: str, time: Optional[int]) -> None:
+def test_the_start_of_a_replay(text: str, time: int | None) -> None:
     if time is None:
         with pytest.raises(ValueError, match=text):
             parse_from(text, NOW)

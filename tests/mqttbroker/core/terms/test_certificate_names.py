@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -83,7 +83,7 @@ def test_subjects_are_written_as_rfc_4514_says(values: list[str]) -> None:
         ("%u", "%i", "%i", PUMP, True),
     ],
 )
-def test_client_ids_bound_to_certificates(pattern: str, client_id: str, username: Optional[str], certificate: Any, allowed: bool) -> None:
+def test_client_ids_bound_to_certificates(pattern: str, client_id: str, username: str | None, certificate: Any, allowed: bool) -> None:
     terms = ListenerTerms()
     terms.client_id_pattern, terms.certificate_identity = pattern, ("cn",)
     found = terms.allowed_client_id(client_id, False, username, certificate)

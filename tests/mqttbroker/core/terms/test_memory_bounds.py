@@ -14,11 +14,11 @@ from support.core_sessions import durable
 
 from mqttbroker.auth.acl import parse_acl
 from mqttbroker.codec.packets import Connect, Publish, Suback, Subscribe, Subscription, Will
+from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client import connection as connection_module
+from mqttbroker.core.routing.router import Router
 from mqttbroker.core.sessions.connect_handler import ConnectAuthentication
 from mqttbroker.core.sessions.pending_connect import PendingConnect
-from mqttbroker.core.access.policy import Rules
-from mqttbroker.core.routing.router import Router
 from sessions.session import Session
 
 

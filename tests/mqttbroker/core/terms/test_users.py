@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 import pytest
 from support.core import Core, CoreClient, believe_user_names
@@ -31,11 +31,11 @@ def start(tmp_path: Path) -> Callable[..., Core]:
         core.close()
 
 
-def code(core: Core, client_id: str, user: Optional[str], version: int, **fields: Any) -> int:
+def code(core: Core, client_id: str, user: str | None, version: int, **fields: Any) -> int:
     return connect(core, client_id, user, version, **fields).connack.reason_code
 
 
-def connect(core: Core, client_id: str, user: Optional[str], version: int, **fields: Any) -> CoreClient:
+def connect(core: Core, client_id: str, user: str | None, version: int, **fields: Any) -> CoreClient:
     client = core.client(version)
     client.connack = client.connect(client_id, username=user, **persistent(version), **fields)
     return client
