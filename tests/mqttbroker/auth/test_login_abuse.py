@@ -49,11 +49,11 @@ def users(tmp_path: Path) -> Path:
 Start = Callable[..., BrokerProcess]
 
 
-def configured(start_broker: Start, users: Path, **sections: Any) -> BrokerProcess:
+def configured(start_broker: Start, users: Path, data_dir: Path | None = None, **sections: Any) -> BrokerProcess:
     """A broker on which a hash may take any time, and a ban outlasts the test."""
     sections["bans"] = {"first": "1h", "longest": "1h", **sections.get("bans", {})}
     limits = {"connect_timeout": "1h"}
-    return start_broker(config={"password_file": str(users), "allow_anonymous": False, "limits": limits, **sections})
+    return start_broker(data_dir=data_dir, config={"password_file": str(users), "allow_anonymous": False, "limits": limits, **sections})
 
 
 def client(broker: BrokerProcess, host: str = "127.0.0.1", version: int = 5) -> RawClient:
@@ -128,8 +128,9 @@ def test_nothing_is_kept_if_the_operator_says_so(start_broker: Start, users: Pat
     assert not (broker.data_dir / "proven_passwords").exists() and not find_key_file(broker.data_dir).exists()
 
 
-def test_a_key_file_on_the_same_disk_is_refused_with_a_warning(start_broker: Start, users: Path) -> None:
-    broker = configured(start_broker, users, logins={"key_file": str(users.with_name("key"))})
+def test_a_key_file_on_the_same_disk_is_refused_with_a_warning(start_broker: Start, users: Path, path_on_disk: Path) -> None:
+    data_dir, key = path_on_disk / "data", path_on_disk / "key"
+    broker = configured(start_broker, users, data_dir=data_dir, logins={"key_file": str(key)})
     broker.wait_for_log("event=passwords_remembered_in_memory reason=.*same disk")
     assert login(broker, "alice") == 0
 
