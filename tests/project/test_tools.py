@@ -107,7 +107,8 @@ def test_tests_without_their_tool_are_skipped_and_in_ci_they_fail(tmp_path: Path
 
 def test_make_test_names_missing_tools_once_and_before_all_else() -> None:
     """`make -n` shows the commands of the recipes, and runs those that are make itself."""
-    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    of_make = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "TOOLS_NAMED")
+    inherited = {name: value for name, value in os.environ.items() if name not in of_make}
     done = subprocess.run(["make", "-n", "test"], cwd=ROOT, capture_output=True, text=True, timeout=60, env=inherited)
     assert done.returncode == 0, done.stderr
     commands = done.stdout.splitlines()

@@ -146,10 +146,11 @@ class Archiver:
                 archive.removals.append((number, answer["leftovers"]))
             for file in answer["renamed"]:
                 logger.warning(
-                    "event=archive_file_renamed stream=%s partition=%d file=%s reason=the log does not have these offsets",
+                    "event=archive_file_renamed stream=%s partition=%d file=%s reason=%s",
                     name,
                     number,
                     file,
+                    "the log does not have these offsets",
                 )
             if answer["lost"]:
                 logger.error(
