@@ -9,9 +9,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from mqttbroker.cluster import kafka_brokers
 from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.records import Takeover
 from mqttbroker.cluster.store import KafkaStore, ShardPlace, Timing
+from support.patience import PATIENCE
 from support.store_model import RandomCommits
 from support.store_writer import Writer
 
@@ -25,7 +27,13 @@ def opened(bootstrap: list[str], topic: str, directory: Path, node: str, on_lost
     return KafkaStore(log, place, directory, on_lost, timing)
 
 
+def be_patient() -> None:
+    """Let Kafka brokers of a busy machine take their time for a connection."""
+    kafka_brokers.CONNECT_TIMEOUT = PATIENCE  # type: ignore[misc]
+
+
 def main(bootstrap: str, topic: str, directory: str, node: str, seed: str, number: str) -> None:
+    be_patient()
     commits = RandomCommits(int(seed))
     commits.skip_to(int(number))
     store = opened(bootstrap.split(","), topic, Path(directory), node, sys.exit)

@@ -17,15 +17,22 @@ from support import kafka_writer
 from support.kafka import KafkaCluster
 from support.kafka_writer import CLUSTER, opened
 from support.paths import ROOT
+from support.patience import PATIENCE
 from support.store_model import RandomCommits, check_reads, check_recovered
 from support.store_writer import Writer
 
+from mqttbroker.cluster import kafka_brokers
 from mqttbroker.cluster.kafka_log import KafkaLog
 from mqttbroker.cluster.store import KafkaStore, ShardPlace
 from sessions.store.interface import StoreError
 from sessions.write_set import WriteSet
 
 pytestmark = [pytest.mark.one_build]
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kafka_brokers, "CONNECT_TIMEOUT", PATIENCE)
 
 
 def create(kafka: KafkaCluster, topic: str) -> None:
