@@ -109,7 +109,7 @@ class Connection(asyncio.Protocol):
             self._transport.close()
 
     def extra(self, name: str) -> Any:
-        """What asyncio knows of the connection."""
+        """Information of asyncio about the connection, as `get_extra_info` of its transport."""
         return self._transport.get_extra_info(name)
 
     async def _answered(self) -> Packet:

@@ -1,4 +1,4 @@
-"""What a load measures: latencies, and which messages came, came twice or came out of order."""
+"""The figures of a load: latencies, and the numbers of messages that came, came twice or came out of order."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The last lines of a broker's log, without anything that is not an event of the broker.
 
-A line of a library or a plugin, and the message of an exception, may hold anything: they are left out. What is left of a
-traceback are the files, lines and functions, and the names of the exceptions.
+A line of a library or a plugin, and the message of an exception, may hold anything, so they are left out. Of a traceback the
+excerpt keeps files, lines, functions and the names of exceptions.
 """
 
 from __future__ import annotations

@@ -31,11 +31,12 @@ def _masked_value(match: re.Match[str]) -> str:
     return f"{match[1]}{match[2]}{quotes[0]}{MASK}{quotes[0]}" if quotes else f"{match[1]}{match[2]}{MASK}"
 
 
-# What looks like a secret, and what stands in its place.
+# Texts that look like secrets, and their replacements. Clients choose parts of what is searched, so each repetition in front of a
+# character that must follow is bounded: else a long name without that character would take time that grows with its square.
 _PATTERNS = (
     (re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY-----.*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S), MASK),
-    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>]*@"), rf"\1{MASK}@"),
-    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://[^\s\"'<>?]*\?)[^\s\"'<>]+"), rf"\1{MASK}"),
+    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://)[^\s\"'<>]{0,1024}@"), rf"\1{MASK}@"),
+    (re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]{0,20}://[^\s\"'<>?]{0,1024}\?)[^\s\"'<>]+"), rf"\1{MASK}"),
     (re.compile(r"\$(?:argon2(?:id|i|d)|scram-sha-256|pbkdf2-sha512|[1567]|2[abxy])\$[^\s\"',]+"), MASK),
     (re.compile(r"\beyJ[A-Za-z0-9_-]{6,}\.[A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]*)*"), MASK),
     (re.compile(r"\b(bearer|basic)\s+[A-Za-z0-9._~+/=-]{8,}", re.I), rf"\1 {MASK}"),

@@ -1,4 +1,4 @@
-"""What tests need from the system is named before they start, and installed in CI only."""
+"""Tools of the system that tests need are named before the tests start, and installed in CI only."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ class Program:
 
 
 class DeviceRun:
-    """What every program must do; a subclass starts it."""
+    """The behaviour that each program must have; a subclass starts the program."""
 
     def start(self, port: int, cafile: Path | None, password: str = PASSWORD, name: str = NAME) -> Program:
         raise NotImplementedError

@@ -34,6 +34,6 @@ def place_of(file: Path) -> int:
 
 @functools.cache
 def part_of(file: Path) -> str | None:
-    """What a file shares with others; None: nothing."""
+    """The fixture that a file shares with others; None if it shares none."""
     text = file.read_text(encoding="utf-8")
     return next((shared for shared, folder in SHARED.items() if folder in file.parents and shared in text), None)
