@@ -26,8 +26,8 @@ from mqttbroker.core.routing.router import Router
 from mqttbroker.core.streams.work_queues import QueueRule
 from mqttbroker.core.terms.networks import Networks
 from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms, Redirect
-from mqttbroker.memory_limit import memory_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
+from mqttbroker.system.memory_limit import memory_bytes
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.counters import Counters
 from sessions.journal import Journal

@@ -41,8 +41,6 @@ from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.core_http import CoreAway, CoreHttp
-from mqttbroker.defects import keep_running, report_defect
-from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.net import worker_setup
 from mqttbroker.net.link_address import LinkAddress
@@ -55,7 +53,9 @@ from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import FrontSetup, listener_name
 from mqttbroker.node_shards import NodeShards
 from mqttbroker.reload import Reloader
-from mqttbroker.service_manager import ServiceManager
+from mqttbroker.system.defects import keep_running, report_defect
+from mqttbroker.system.file_limit import client_sockets
+from mqttbroker.system.service_manager import ServiceManager
 from mqttbroker.workers import Workers
 from sessions.store.interface import Recovered
 

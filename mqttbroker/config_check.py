@@ -20,8 +20,8 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings, Stream, is_loopback
 from mqttbroker.config.stream_definition import DefinitionError, stream_of
 from mqttbroker.log_targets import JOURNAL_SOCKET
-from mqttbroker.memory_limit import memory_warning
 from mqttbroker.net.tls import http_context, server_context
+from mqttbroker.system.memory_limit import memory_warning
 from sessions.store.check import is_emptied
 from sessions.store.recovery import LOG_DIRECTORY
 from sessions.store.schema import refused_header

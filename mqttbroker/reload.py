@@ -26,16 +26,16 @@ from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Log, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.defects import report_defect
-from mqttbroker.file_limit import client_sockets
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import reopen
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.worker_pool import WorkerPool
-from mqttbroker.service_manager import ServiceManager
 from mqttbroker.stream_control import StreamControl
+from mqttbroker.system.defects import report_defect
+from mqttbroker.system.file_limit import client_sockets
+from mqttbroker.system.service_manager import ServiceManager
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")

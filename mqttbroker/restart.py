@@ -13,9 +13,9 @@ from typing import NoReturn
 from mqttbroker import config_check
 from mqttbroker.config.files import ConfigError
 from mqttbroker.config.settings import Settings
-from mqttbroker.defects import report_defect
 from mqttbroker.net.passed_sockets import ListeningSocket, pass_on
-from mqttbroker.service_manager import ServiceManager
+from mqttbroker.system.defects import report_defect
+from mqttbroker.system.service_manager import ServiceManager
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")

@@ -44,7 +44,6 @@ from mqttbroker.admin.http_gate import Gate
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.admin.views import AuthenticatorStatus
-from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.assembly import bridge_terms, build_broker, listener_policy, restore
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridge import BridgeContext, BridgeStatus
@@ -57,12 +56,9 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.broker import Broker
-from mqttbroker.defects import keep_running
-from mqttbroker.file_limit import client_sockets
 from mqttbroker.health import Health
 from mqttbroker.log_levels import LogLevels
 from mqttbroker.logs import close
-from mqttbroker.memory_limit import MemoryWatch, ProcessMemory, part_limits
 from mqttbroker.metrics_page import MetricsPage
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
@@ -76,10 +72,14 @@ from mqttbroker.own_parts import OwnParts
 from mqttbroker.periodic_tasks import GC_FULL, PeriodicTasks
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import RestartRequest, restart
-from mqttbroker.service_manager import ServiceManager
 from mqttbroker.store_runner import StoreRunner
 from mqttbroker.stream_control import StreamControl
 from mqttbroker.stream_reads import StreamReads
+from mqttbroker.system.allocator import keep_freed_memory
+from mqttbroker.system.defects import keep_running
+from mqttbroker.system.file_limit import client_sockets
+from mqttbroker.system.memory_limit import MemoryWatch, ProcessMemory, part_limits
+from mqttbroker.system.service_manager import ServiceManager
 from mqttbroker.workers import Workers
 from sessions.store.interface import Recovered, Store, StoreError
 

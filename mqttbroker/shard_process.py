@@ -23,19 +23,19 @@ import uvloop
 from setproctitle import setproctitle
 
 from mqttbroker.admin.data_files import restrict, set_umask
-from mqttbroker.allocator import keep_freed_memory
 from mqttbroker.cluster import core_control as control
 from mqttbroker.cluster.core_control import CoreSetup, Lines, Status
 from mqttbroker.cluster.ownership import State
 from mqttbroker.cluster.shard_parts import ShardCore
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
-from mqttbroker.defects import report_defect
 from mqttbroker.logs import close, configure_log
-from mqttbroker.memory_limit import divided_memory
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.server import GC_THRESHOLDS, Server
-from mqttbroker.service_manager import ServiceManager
+from mqttbroker.system.allocator import keep_freed_memory
+from mqttbroker.system.defects import report_defect
+from mqttbroker.system.memory_limit import divided_memory
+from mqttbroker.system.service_manager import ServiceManager
 from mqttbroker.worker.process import end_with_broker
 from sessions.store.interface import StoreError
 

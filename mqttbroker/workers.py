@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from mqttbroker.admin.views import WorkerStatus
-from mqttbroker.memory_limit import ProcessesMemory
 from mqttbroker.net.worker_pool import WorkerPool
+from mqttbroker.system.memory_limit import ProcessesMemory
 
 
 class Workers:

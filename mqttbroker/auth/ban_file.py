@@ -22,7 +22,7 @@ from mqttbroker.core.access.ban_list import BAN_FILE, FOREVER, MAX_NAME, OPERATO
 from mqttbroker.core.access.bans import FAILED_LOGINS, MAX_REASON, PROTOCOL_ERRORS, RECONNECTS, Bans
 from mqttbroker.core.access.offences import MAX_CREDIT, Record
 from mqttbroker.core.terms.networks import network_text
-from mqttbroker.defects import report_defect
+from mqttbroker.system.defects import report_defect
 
 log = logging.getLogger("mqttbroker.auth")
 

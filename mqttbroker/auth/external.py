@@ -33,7 +33,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.access.bans import Bans
 from mqttbroker.core.access.policy import BAN_IN_FORCE, WRONG_CREDENTIALS, AuthenticationRequest, Identity
 from mqttbroker.core.terms.deadline import Deadline
-from mqttbroker.defects import keep_running
+from mqttbroker.system.defects import keep_running
 
 log = logging.getLogger("mqttbroker.auth")
 

@@ -21,7 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mqttbroker.auth.replace_file import replace_file
-from mqttbroker.defects import report_defect
+from mqttbroker.system.defects import report_defect
 
 log = logging.getLogger("mqttbroker.auth")
 

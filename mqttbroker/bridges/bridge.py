@@ -20,8 +20,8 @@ from mqttbroker.config import settings as config
 from mqttbroker.config.remote_address import Address, parse_address
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.connect_handler import OF_BRIDGES
-from mqttbroker.defects import keep_running
 from mqttbroker.net.wire import Endpoint
+from mqttbroker.system.defects import keep_running
 from sessions.session import Session
 from topic_matcher.remapping import echoed
 

@@ -134,7 +134,7 @@ def _configuration(settings: Settings) -> Iterator[Finding]:
 
 
 def _open_files(settings: Settings) -> Iterator[Finding]:
-    from mqttbroker.file_limit import files_needed
+    from mqttbroker.system.file_limit import files_needed
 
     needed = files_needed(settings)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -32,7 +32,7 @@ from mqttbroker.cluster.core_control import (
     decode_status,
     encode_line,
 )
-from mqttbroker.defects import keep_running
+from mqttbroker.system.defects import keep_running
 
 log = logging.getLogger("mqttbroker.cluster")
 

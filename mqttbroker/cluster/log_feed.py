@@ -15,7 +15,7 @@ from mqttbroker.cluster.log_reader import RETRY_AFTER, LogReader
 from mqttbroker.cluster.log_view import CAUSES, OUT_OF_SEQUENCE, VALID, LogView, ViewState
 from mqttbroker.cluster.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.core.delivery.publisher import BUS
-from mqttbroker.defects import report_defect
+from mqttbroker.system.defects import report_defect
 from sessions.rows import MarkRow
 
 log = logging.getLogger("mqttbroker.cluster")

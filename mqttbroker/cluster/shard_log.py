@@ -25,7 +25,7 @@ from mqttbroker.cluster.records import (
     encode_record,
     encode_takeover,
 )
-from mqttbroker.defects import report_defect
+from mqttbroker.system.defects import report_defect
 
 log = logging.getLogger("mqttbroker.cluster")
 

@@ -41,7 +41,6 @@ from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.own_shard import OwnShard
-from mqttbroker.defects import report_defect
 from mqttbroker.net.link import Link
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import RELEASING
@@ -50,6 +49,7 @@ from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import JoinedClients
 from mqttbroker.net.worker_pool import most_sockets
 from mqttbroker.net.worker_setup import listener_name
+from mqttbroker.system.defects import report_defect
 from sessions.message import Message
 from sessions.store.interface import Recovered, StoreError
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from mqttbroker.cluster.log_view import ViewState
 from mqttbroker.cluster.shard_tables import ShardTables
-from mqttbroker.defects import report_defect
+from mqttbroker.system.defects import report_defect
 from sessions.rows import MarkRow
 from sessions.store.failure_log import FailureLog
 from sessions.store.interface import CorruptStore, ReadDone, Recovered, StoreError, StreamChange

@@ -8,9 +8,9 @@ import sys
 from typing import Any
 
 from mqttbroker.cluster.link_server import WORKER, Hello, client_context, connect_link
-from mqttbroker.file_limit import OWN_FILES
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.worker_setup import FrontSetup, Holds, ListenerSetup
+from mqttbroker.system.file_limit import OWN_FILES
 from mqttbroker.worker.clients import WorkerLink
 from mqttbroker.worker.core_links import CoreLinks
 from mqttbroker.worker.held_clients import HeldClients, HeldListener

@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from setproctitle import setproctitle
 
-from mqttbroker.allocator import keep_freed_memory
-from mqttbroker.file_limit import raise_file_limit
 from mqttbroker.logs import configure_log, reopen, set_levels
 from mqttbroker.net.link_frames import ABORT, ADMITTED, DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.worker_setup import Directory, WorkerSetup
+from mqttbroker.system.allocator import keep_freed_memory
+from mqttbroker.system.file_limit import raise_file_limit
 from mqttbroker.worker.clients import WorkerLink
 from mqttbroker.worker.listeners import LinkedHandshake, LinkedListener
 

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from support.patience import PATIENCE
 
-from mqttbroker import defects, memory_limit
 from mqttbroker.auth import external
 from mqttbroker.auth.external import ExternalAuthenticator, ExternalTerms
 from mqttbroker.bridges.bridge import Bridge, BridgeContext
 from mqttbroker.cluster_node import ClusterNode
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Cluster, Settings
-from mqttbroker.memory_limit import MemoryWatch, ProcessMemory
 from mqttbroker.net import worker_pool
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.reload import Reloader
 from mqttbroker.restart import RestartRequest
 from mqttbroker.server import Server
-from mqttbroker.service_manager import ServiceManager
+from mqttbroker.system import defects, memory_limit
+from mqttbroker.system.memory_limit import MemoryWatch, ProcessMemory
+from mqttbroker.system.service_manager import ServiceManager
 
 pytestmark = pytest.mark.one_build
 

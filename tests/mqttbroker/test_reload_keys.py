@@ -23,7 +23,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.reload import Reloader, named_key, with_key
-from mqttbroker.service_manager import ServiceManager
+from mqttbroker.system.service_manager import ServiceManager
 from sessions.store.interface import Recovered
 
 BASE = Settings(

@@ -88,14 +88,15 @@ LAYERS = {
     "mqttbroker.codec": "",
     "mqttbroker.config": "",
     "mqttbroker.core": "codec",
-    "mqttbroker.net": "codec config core defects",
-    "mqttbroker.cluster": "codec config core net defects",
-    "mqttbroker.worker": "codec core cluster net allocator file_limit logs",
-    "mqttbroker.auth": "codec config core defects",
-    "mqttbroker.bridges": "codec config core net auth defects",
+    "mqttbroker.system": "config core",
+    "mqttbroker.net": "codec config core system",
+    "mqttbroker.cluster": "codec config core net system",
+    "mqttbroker.worker": "codec core cluster net system logs",
+    "mqttbroker.auth": "codec config core system",
+    "mqttbroker.bridges": "codec config core net auth system",
     "mqttbroker.admin": "codec config core net auth bridges log_levels",
     "mqttbroker.migration": "codec config core auth admin",
-    "mqttbroker.cli": "codec config core net cluster auth admin migration assembly server cluster_node config_check file_limit logs",
+    "mqttbroker.cli": "codec config core net cluster auth admin migration assembly server cluster_node config_check system logs",
 }
 
 

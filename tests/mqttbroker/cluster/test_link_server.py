@@ -42,8 +42,8 @@ from mqttbroker.cluster.link_server import (
     server_context,
 )
 from mqttbroker.cluster.membership import NodeInfo
-from mqttbroker.file_limit import raise_file_limit
 from mqttbroker.net.link_address import LinkAddress
+from mqttbroker.system.file_limit import raise_file_limit
 
 pytestmark = pytest.mark.one_build
 

@@ -29,7 +29,7 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain, Identity
 from mqttbroker.core.routing.router import RECORDED_BYTES
 from mqttbroker.core.terms.memory_stage import NO_CONNECTIONS, NO_STATE, NORMAL, SHEDDING
-from mqttbroker.memory_limit import available_memory
+from mqttbroker.system.memory_limit import available_memory
 
 MIB = 1 << 20
 

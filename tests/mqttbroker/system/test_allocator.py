@@ -12,7 +12,7 @@ pytestmark = pytest.mark.one_build
 
 BUFFERS = """
 import resource
-from mqttbroker.allocator import keep_freed_memory
+from mqttbroker.system.allocator import keep_freed_memory
 keep = {keep}
 assert not keep or keep_freed_memory()
 for _ in range(2):

@@ -7,8 +7,8 @@ import logging
 
 import pytest
 
-from mqttbroker import defects
-from mqttbroker.defects import keep_running, report_defect
+from mqttbroker.system import defects
+from mqttbroker.system.defects import keep_running, report_defect
 
 pytestmark = pytest.mark.one_build
 

@@ -14,10 +14,11 @@ from pathlib import Path
 import pytest
 from support.core import Core
 
-from mqttbroker import memory_limit
 from mqttbroker.config.setting_kinds import MemorySize
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
-from mqttbroker.memory_limit import (
+from mqttbroker.shard_process import core_settings
+from mqttbroker.system import memory_limit
+from mqttbroker.system.memory_limit import (
     MemoryWatch,
     ProcessesMemory,
     ProcessMemory,
@@ -27,7 +28,6 @@ from mqttbroker.memory_limit import (
     memory_warning,
     part_limits,
 )
-from mqttbroker.shard_process import core_settings
 
 GIB = 1 << 30
 

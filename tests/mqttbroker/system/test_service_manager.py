@@ -15,7 +15,7 @@ from support.patience import PATIENCE
 from support.raw_client import RawClient
 from support.service_manager import NotifySocket
 
-from mqttbroker.service_manager import ServiceManager
+from mqttbroker.system.service_manager import ServiceManager
 
 Start = Callable[..., BrokerProcess]
 

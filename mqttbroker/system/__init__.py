@@ -1,0 +1,1 @@
+"""The process and the system below it: memory, open files, the service manager, work that nobody awaits."""
