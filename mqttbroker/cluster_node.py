@@ -41,7 +41,7 @@ from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.core_http import CoreAway, CoreHttp
-from mqttbroker.log_levels import LogLevels
+from mqttbroker.logs.levels import LogLevels
 from mqttbroker.net import worker_setup
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listeners import OpenListener

@@ -19,7 +19,7 @@ from mqttbroker.config.files import this_user
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings, Stream, is_loopback
 from mqttbroker.config.stream_definition import DefinitionError, stream_of
-from mqttbroker.log_targets import JOURNAL_SOCKET
+from mqttbroker.logs.targets import JOURNAL_SOCKET
 from mqttbroker.net.tls import http_context, server_context
 from mqttbroker.system.memory_limit import memory_warning
 from sessions.store.check import is_emptied

@@ -10,7 +10,7 @@ from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.views import JwksStatus
 from mqttbroker.auth.security import Security
-from mqttbroker.logs import dropped_lines
+from mqttbroker.logs.output import dropped_lines
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.tls import ListenerContext
 from mqttbroker.reload import Reloader

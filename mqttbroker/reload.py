@@ -26,8 +26,8 @@ from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Log, Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.log_levels import LogLevels
-from mqttbroker.logs import reopen
+from mqttbroker.logs.levels import LogLevels
+from mqttbroker.logs.output import reopen
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context

@@ -57,8 +57,8 @@ from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.broker import Broker
 from mqttbroker.health import Health
-from mqttbroker.log_levels import LogLevels
-from mqttbroker.logs import close
+from mqttbroker.logs.levels import LogLevels
+from mqttbroker.logs.output import close
 from mqttbroker.metrics_page import MetricsPage
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id

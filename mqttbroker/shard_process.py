@@ -29,7 +29,7 @@ from mqttbroker.cluster.ownership import State
 from mqttbroker.cluster.shard_parts import ShardCore
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
-from mqttbroker.logs import close, configure_log
+from mqttbroker.logs.output import close, configure_log
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.server import GC_THRESHOLDS, Server
 from mqttbroker.system.allocator import keep_freed_memory

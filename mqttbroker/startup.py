@@ -11,7 +11,7 @@ from mqttbroker.admin.data_files import set_umask
 from mqttbroker.config.files import with_user
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Settings
-from mqttbroker.logs import close, configure_log, file_problem
+from mqttbroker.logs.output import close, configure_log, file_problem
 
 log = logging.getLogger("mqttbroker")
 

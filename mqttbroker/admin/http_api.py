@@ -61,7 +61,7 @@ from mqttbroker.admin.views import BanView, BrokerStatus, SessionDetail, Session
 from mqttbroker.config.setting_kinds import Boolean, Choice
 from mqttbroker.config.settings import LOG_LEVELS
 from mqttbroker.core.access.bans import Bans
-from mqttbroker.log_levels import ALL, AREAS, LevelView, LogLevels
+from mqttbroker.logs.levels import ALL, AREAS, LevelView, LogLevels
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from mqttbroker.admin.data_files import set_umask
 from mqttbroker.config.files import with_user
 from mqttbroker.config.load import load_settings
 from mqttbroker.config.settings import Settings
-from mqttbroker.logs import append_audit
+from mqttbroker.logs.output import append_audit
 
 _HELP = {
     "check-store": "name the damage of a data directory; the broker may be running",

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import uvloop
 from setproctitle import setproctitle
 
-from mqttbroker.logs import configure_log, reopen, set_levels
+from mqttbroker.logs.output import configure_log, reopen, set_levels
 from mqttbroker.net.link_frames import ABORT, ADMITTED, DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.worker_setup import Directory, WorkerSetup
 from mqttbroker.system.allocator import keep_freed_memory

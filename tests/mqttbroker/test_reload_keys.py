@@ -17,7 +17,7 @@ from mqttbroker.auth.security import Security
 from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import Choice, Kind, OrNone
 from mqttbroker.config.settings import HttpAccess, Limits, Listener, Redirect, Settings, Stream
-from mqttbroker.log_levels import LogLevels
+from mqttbroker.logs.levels import LogLevels
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets

@@ -18,14 +18,14 @@ from support.core import wait_until
 from support.raw_client import RawClient
 
 from mqttbroker.config.settings import LOG_AREAS
-from mqttbroker.log_levels import AREAS
-from mqttbroker.log_targets import MAX_DATAGRAM, Datagrams, LogFile
+from mqttbroker.logs.levels import AREAS
+from mqttbroker.logs.targets import MAX_DATAGRAM, Datagrams, LogFile
 
 Start = Callable[..., BrokerProcess]
 
 
 def run_logging(code: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
-    program = f"import logging\nfrom mqttbroker import logs\nfrom mqttbroker.logs import Destinations\n{code}"
+    program = f"import logging\nfrom mqttbroker import logs\nfrom mqttbroker.logs.output import Destinations\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output="stderr" not in more, text=True, timeout=50,
                           check=True, env={**os.environ, **(env or {})}, **more)  # fmt: skip
 
@@ -71,8 +71,8 @@ logging.info("event=connected client=%s", "c")
 
 def test_a_message_of_the_journal_has_fields(daemon: socket.socket, tmp_path: Path) -> None:
     run_logging(f"""
-import mqttbroker.logs
-mqttbroker.logs.JOURNAL_SOCKET = {str(tmp_path / "log")!r}
+import mqttbroker.logs.output
+mqttbroker.logs.output.JOURNAL_SOCKET = {str(tmp_path / "log")!r}
 logs.configure("info", "text", None, Destinations(("journald",)))
 logging.warning("event=refused client=%s reason=%s", "x\\nPRIORITY=0", "")
 """)

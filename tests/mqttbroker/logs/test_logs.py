@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.patience import PATIENCE
 
-from mqttbroker import logs
-from mqttbroker.log_targets import Stderr
+from mqttbroker.logs import output as logs
+from mqttbroker.logs.targets import Stderr
 
 LINES = [
     (("event=closed client=%s reason=%s", "a=b c", "said %d"), {"event": "closed", "client": "a=b c", "reason": "said %d"},
@@ -145,8 +145,8 @@ def test_counted_refusals_are_bounded() -> None:
 
 UNREAD = """
 import logging, sys
-from mqttbroker import logs
-from mqttbroker.log_targets import Stderr
+from mqttbroker.logs import output as logs
+from mqttbroker.logs.targets import Stderr
 logs.configure("info", "text")
 for number in range(50_000):
     logging.info("event=connected client=%d", number)

@@ -24,8 +24,8 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from mqttbroker.config.settings import Log
-from mqttbroker.log_levels import AREAS, set_level
-from mqttbroker.log_targets import JOURNAL_SOCKET, Datagrams, LogFile, Stderr, Target, stderr_is_journal
+from mqttbroker.logs.levels import AREAS, set_level
+from mqttbroker.logs.targets import JOURNAL_SOCKET, Datagrams, LogFile, Stderr, Target, stderr_is_journal
 
 AUDIT = "mqttbroker.audit"  # the logger of administrative acts and denials
 PROGRAM = "mqttbroker"  # its name in syslog and in the journal

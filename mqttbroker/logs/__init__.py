@@ -1,0 +1,1 @@
+"""Logs: lines, levels, and where they go."""
