@@ -24,12 +24,12 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 from mqttbroker import build_kind  # noqa: E402
 from mqttbroker.admin.control import BrokerControl, Slices  # noqa: E402
 from mqttbroker.admin.views import SessionFilter  # noqa: E402
-from mqttbroker.assembly import build_broker  # noqa: E402
 from mqttbroker.config.settings import Settings  # noqa: E402
 from mqttbroker.core.broker import Broker  # noqa: E402
 from mqttbroker.core.client.connection import CONNECTED  # noqa: E402
 from mqttbroker.core.sessions.rankings import SessionRankings  # noqa: E402
 from mqttbroker.core.terms.terms import ListenerTerms  # noqa: E402
+from mqttbroker.server.assembly import build_broker  # noqa: E402
 from sessions.session import Subscription  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
 

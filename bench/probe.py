@@ -27,9 +27,10 @@ if "BENCH_SOURCE" in os.environ:
     sys.path.insert(0, os.environ["BENCH_SOURCE"])
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
-from mqttbroker import build_kind, server
+from mqttbroker import build_kind
 from mqttbroker.cli import main as cli  # noqa: E402
 from mqttbroker.net import worker_pool  # noqa: E402
+from mqttbroker.server import server
 from mqttbroker.worker import process as worker  # noqa: E402
 
 INTERVAL = 0.001  # seconds

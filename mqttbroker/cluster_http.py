@@ -18,7 +18,7 @@ from mqttbroker.admin.views import WorkerStatus
 from mqttbroker.config.setting_kinds import Boolean, Integer
 from mqttbroker.core_http import CoreHttp, http_port_of
 from mqttbroker.node_shards import NodeShards
-from mqttbroker.workers import Workers
+from mqttbroker.server.workers import Workers
 from sessions.counters import Counters
 
 _NODE = record(

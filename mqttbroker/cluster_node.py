@@ -22,14 +22,13 @@ from typing import Any
 import uvloop
 from setproctitle import setproctitle
 
-from mqttbroker import __version__, build_kind, startup
+from mqttbroker import __version__, build_kind
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.control_runner import ControlRunner
 from mqttbroker.admin.data_files import restrict
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_application import HttpApplication
 from mqttbroker.admin.http_gate import Gate
-from mqttbroker.assembly import build_broker, listener_policy
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics
 from mqttbroker.cluster.core_control import CoreSetup
@@ -52,11 +51,13 @@ from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import FrontSetup, listener_name
 from mqttbroker.node_shards import NodeShards
-from mqttbroker.reload import Reloader
+from mqttbroker.server import startup
+from mqttbroker.server.assembly import build_broker, listener_policy
+from mqttbroker.server.reload import Reloader
+from mqttbroker.server.workers import Workers
 from mqttbroker.system.defects import keep_running, report_defect
 from mqttbroker.system.file_limit import client_sockets
 from mqttbroker.system.service_manager import ServiceManager
-from mqttbroker.workers import Workers
 from sessions.store.interface import Recovered
 
 log = logging.getLogger("mqttbroker.cluster")

@@ -31,7 +31,7 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.logs.output import close, configure_log
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.server import GC_THRESHOLDS, Server
+from mqttbroker.server.server import GC_THRESHOLDS, Server
 from mqttbroker.system.allocator import keep_freed_memory
 from mqttbroker.system.defects import report_defect
 from mqttbroker.system.memory_limit import divided_memory

@@ -119,7 +119,7 @@ def _build() -> Iterator[Finding]:
 
 
 def _configuration(settings: Settings) -> Iterator[Finding]:
-    from mqttbroker.config_check import check, warnings
+    from mqttbroker.server.config_check import check, warnings
 
     found = False
     for text in check(settings):

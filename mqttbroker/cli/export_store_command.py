@@ -96,7 +96,6 @@ async def _export(settings: Any, directory: Path, left_out: list[str]) -> _Expor
 
 async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Exported:
     from mqttbroker.admin.repair import DATABASE
-    from mqttbroker.assembly import build_broker, restore
     from mqttbroker.auth.security import Security
     from mqttbroker.cluster.checks import nodes_of, prepare_topics
     from mqttbroker.cluster.kafka_connection import connection
@@ -107,6 +106,7 @@ async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Expor
     from mqttbroker.cluster.store_merge import merge_shards
     from mqttbroker.cluster.stream_export import StreamExport
     from mqttbroker.core.broker import Broker
+    from mqttbroker.server.assembly import build_broker, restore
     from sessions.store.interface import Recovered
     from sessions.store.salvage import set_stream_ends
 

@@ -234,7 +234,7 @@ def _run_other(words: list[str]) -> int:
 
 
 def _check_config(file: Path, print_config: bool) -> int:
-    from mqttbroker.config_check import check, source_of, warnings
+    from mqttbroker.server.config_check import check, source_of, warnings
 
     settings = load_settings(file, os.environ, warn=_print_warning)
     if problems := check(settings):
@@ -271,7 +271,7 @@ def _serve(options: argparse.Namespace) -> int:
     settings = load_settings(options.config, os.environ, flags, warnings.append)
     if settings.cluster.configured:
         return _serve_node(settings, reread, warnings)
-    from mqttbroker.server import serve
+    from mqttbroker.server.server import serve
 
     return serve(settings, reread, warnings)
 

@@ -215,7 +215,7 @@ class Bundle:
 
     def _configuration(self) -> str:
         from mqttbroker.config.printed import printed
-        from mqttbroker.config_check import check, warnings
+        from mqttbroker.server.config_check import check, warnings
 
         if not self._loaded or self._settings is None:
             raise Missing("; ".join(self._problems))

@@ -96,8 +96,9 @@ LAYERS = {
     "mqttbroker.auth": "codec config core system",
     "mqttbroker.bridges": "codec config core net auth system",
     "mqttbroker.admin": "codec config core net auth bridges logs",
+    "mqttbroker.server": "codec config core net auth bridges admin system logs",
     "mqttbroker.migration": "codec config core auth admin",
-    "mqttbroker.cli": "codec config core net cluster auth admin migration assembly server cluster_node config_check system logs",
+    "mqttbroker.cli": "codec config core net cluster auth admin migration server cluster_node system logs",
 }
 
 

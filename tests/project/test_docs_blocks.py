@@ -38,7 +38,7 @@ from mqttbroker.cli.api_commands import with_action
 from mqttbroker.cli.main import command_parser, main
 from mqttbroker.config.load import load_settings
 from mqttbroker.config.settings import HttpCallback
-from mqttbroker.config_check import check
+from mqttbroker.server.config_check import check
 
 pytestmark = pytest.mark.one_build
 

@@ -10,7 +10,7 @@ import pytest
 from support.paths import ROOT
 
 from mqttbroker.config.settings import Settings
-from mqttbroker.reload import flatten
+from mqttbroker.server.reload import flatten
 
 TEXT = (ROOT / "docs" / "threat-model.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([a-z_.0-9]+)` \| `(.*?)` \|", TEXT, re.MULTILINE)

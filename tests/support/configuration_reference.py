@@ -18,7 +18,7 @@ from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.config import setting_kinds as kinds
 from mqttbroker.config.printed import toml
 from mqttbroker.config.settings import Bridge, BridgeTopic, HttpAccess, Listener, Queue, Settings, Stream
-from mqttbroker.reload import RELOADABLE
+from mqttbroker.server.reload import RELOADABLE
 from support.paths import ROOT
 
 CONF = ROOT / "conf" / "mqttbroker.toml"

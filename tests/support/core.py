@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any
 
 from mqttbroker.admin.control import BrokerControl
-from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.access.policy import (
@@ -28,6 +27,7 @@ from mqttbroker.core.access.policy import (
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.packets.packet_reader import PacketReader
 from mqttbroker.core.packets.protocol import Protocol
+from mqttbroker.server.assembly import build_broker, listener_terms, restore
 from sessions.store.interface import StreamLog
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet

@@ -10,7 +10,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mqttbroker.assembly import build_broker, listener_terms
 from mqttbroker.auth.security import Security
 from mqttbroker.cluster.link_keys import key_of, new_key
 from mqttbroker.cluster.link_server import WORKER, Hello, LinkServer
@@ -27,7 +26,8 @@ from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import JoinedClients
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import Directory, FrontSetup
-from mqttbroker.workers import Workers
+from mqttbroker.server.assembly import build_broker, listener_terms
+from mqttbroker.server.workers import Workers
 from sessions.store.interface import Recovered
 from support.core import Core
 

@@ -35,8 +35,8 @@ POINTS = ("before", "uncommitted", "after")
 
 
 def main() -> int:
-    from mqttbroker import own_parts
     from mqttbroker.cli import main as cli
+    from mqttbroker.server import own_parts
     from sessions.store.commit_log.file_log import FileCommitLog
 
     hold_file = Path(os.environ["HOLD_FILE"])

@@ -16,7 +16,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from mqttbroker.assembly import build_broker, listener_terms, restore
 from mqttbroker.cluster.body import encode_body, published_of
 from mqttbroker.cluster.bus import Barrier, Bus, BusRecord, LocalReceiver
 from mqttbroker.cluster.link_server import CORE, Hello
@@ -29,6 +28,7 @@ from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
+from mqttbroker.server.assembly import build_broker, listener_terms, restore
 from sessions.rows import MarkRow
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from mqttbroker.admin.control import BrokerControl
-from mqttbroker.assembly import build_broker, restore
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.bus import Barrier, Bus, LocalReceiver, first_mark
 from mqttbroker.cluster.log_feed import FeedBatches
@@ -24,6 +23,7 @@ from mqttbroker.cluster.records import (
 from mqttbroker.cluster.shard_tables import ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
+from mqttbroker.server.assembly import build_broker, restore
 from support.core import Core, CoreClient
 
 CLUSTER = b"cluster1"

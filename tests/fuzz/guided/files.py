@@ -18,7 +18,7 @@ from mqttbroker.auth.acl import AclError, parse_acl
 from mqttbroker.auth.passwords import PasswordFileError, hash_password, parse_passwords, scram_password
 from mqttbroker.config.load import ConfigError, load_settings
 from mqttbroker.config.settings import Listener, Settings, Stream
-from mqttbroker.reload import flatten, with_key
+from mqttbroker.server.reload import flatten, with_key
 
 CONF = ROOT / "conf" / "mqttbroker.toml"
 SECRET = "hunter2"

@@ -37,7 +37,7 @@ from mqttbroker.codec.reason_codes import (
     SUCCESS,
 )
 from mqttbroker.config.load import load_settings
-from mqttbroker.config_check import check
+from mqttbroker.server.config_check import check
 
 Start = Callable[..., BrokerProcess]
 

@@ -12,7 +12,6 @@ from support.memory_log import CLUSTER, TOPIC, MemoryLog, MemoryTopic
 from support.properties import session_expiry
 from support.store_model import RandomCommits
 
-from mqttbroker.assembly import build_broker, restore
 from mqttbroker.cluster.body import encode_body
 from mqttbroker.cluster.kafka_log import LogFailure
 from mqttbroker.cluster.log_view import ViewState
@@ -25,6 +24,7 @@ from mqttbroker.cluster.store_merge import Merged, merge_shards
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.delivery.publisher import BUS
+from mqttbroker.server.assembly import build_broker, restore
 from sessions.message import Message
 from sessions.rows import SUBSCRIPTION_READER, MarkRow, OffsetsRow, ReaderRow, SessionRow, SubscriptionRow
 from sessions.session import NEVER

@@ -13,7 +13,6 @@ from support.chains import Scripted
 from support.core import Core, CoreClient
 from support.core_sessions import durable
 
-from mqttbroker.assembly import apply_limits
 from mqttbroker.codec.packets import (
     Connack,
     Connect,
@@ -29,6 +28,7 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain, Identity
 from mqttbroker.core.routing.router import RECORDED_BYTES
 from mqttbroker.core.terms.memory_stage import NO_CONNECTIONS, NO_STATE, NORMAL, SHEDDING
+from mqttbroker.server.assembly import apply_limits
 from mqttbroker.system.memory_limit import available_memory
 
 MIB = 1 << 20

@@ -20,8 +20,8 @@ from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.reason_codes import NOT_AUTHORIZED
 from mqttbroker.config.settings import Listener, Settings
-from mqttbroker.config_check import check
 from mqttbroker.net.tls import server_context
+from mqttbroker.server.config_check import check
 
 Start = Callable[..., BrokerProcess]
 

@@ -11,11 +11,11 @@ from chaos.log_reader import LogReader
 from support.core import Core, CoreClient
 
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.assembly import stream_config
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Pubrel
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import QUOTA_EXCEEDED
 from mqttbroker.config.settings import Stream
+from mqttbroker.server.assembly import stream_config
 
 MakeCore = Callable[..., Core]
 

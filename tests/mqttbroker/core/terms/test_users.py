@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from support.core import Core, CoreClient, believe_user_names
 
-from mqttbroker.assembly import apply_limits
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.terms import users as users_module
+from mqttbroker.server.assembly import apply_limits
 
 
 @pytest.fixture

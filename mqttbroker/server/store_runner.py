@@ -9,7 +9,7 @@ from mqttbroker.admin.latency import Latency
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.delivery.turns import TURN_WORK
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.stream_reads import StreamReads
+from mqttbroker.server.stream_reads import StreamReads
 from sessions.store.disk import is_full
 from sessions.store.interface import Store
 from sessions.write_set import Page, WriteSet

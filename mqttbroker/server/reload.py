@@ -13,12 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mqttbroker import config_check
 from mqttbroker.admin.access import access_list
 from mqttbroker.admin.client_events import ClientEvents
 from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.stream_changes import StreamRefused
-from mqttbroker.assembly import apply_limits, apply_to_listener
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridges import Bridges
@@ -32,7 +30,9 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.tls import http_context
 from mqttbroker.net.worker_pool import WorkerPool
-from mqttbroker.stream_control import StreamControl
+from mqttbroker.server import config_check
+from mqttbroker.server.assembly import apply_limits, apply_to_listener
+from mqttbroker.server.stream_control import StreamControl
 from mqttbroker.system.defects import report_defect
 from mqttbroker.system.file_limit import client_sockets
 from mqttbroker.system.service_manager import ServiceManager

@@ -20,7 +20,7 @@ from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Listener, Settings, Stream
-from mqttbroker.reload import RELOADABLE, flatten, with_key
+from mqttbroker.server.reload import RELOADABLE, flatten, with_key
 
 Start = Callable[..., BrokerProcess]
 

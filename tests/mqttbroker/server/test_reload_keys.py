@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from support.manual_loop import Loop
 
-from mqttbroker.assembly import build_broker, listener_terms
 from mqttbroker.auth.security import Security
 from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import Choice, Kind, OrNone
@@ -22,7 +21,8 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.reload import Reloader, named_key, with_key
+from mqttbroker.server.assembly import build_broker, listener_terms
+from mqttbroker.server.reload import Reloader, named_key, with_key
 from mqttbroker.system.service_manager import ServiceManager
 from sessions.store.interface import Recovered
 

@@ -6,12 +6,12 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from mqttbroker import config_check
 from mqttbroker.admin.data_files import set_umask
 from mqttbroker.config.files import with_user
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Settings
 from mqttbroker.logs.output import close, configure_log, file_problem
+from mqttbroker.server import config_check
 
 log = logging.getLogger("mqttbroker")
 

@@ -16,12 +16,12 @@ from bridge_spark.log.stream_config import StreamLogError
 from bridge_spark.log.stream_files import STREAMS, created_streams, mark_deleted
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.stream_changes import Definition, StreamRefused
-from mqttbroker.assembly import stream_config, stream_rule
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, Stream
 from mqttbroker.config.stream_definition import DefinitionError, altered, complete, stream_of
-from mqttbroker.config_check import unsealed
 from mqttbroker.core.broker import Broker
+from mqttbroker.server.assembly import stream_config, stream_rule
+from mqttbroker.server.config_check import unsealed
 from sessions.journal import Gate
 from sessions.store.interface import Partition, Store
 

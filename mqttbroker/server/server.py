@@ -28,7 +28,7 @@ from setproctitle import setproctitle
 from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
-from mqttbroker import __version__, build_kind, startup
+from mqttbroker import __version__, build_kind
 from mqttbroker.admin.access import access_list, streams_open
 from mqttbroker.admin.alarms import Alarms
 from mqttbroker.admin.client_events import ClientEvents
@@ -44,22 +44,18 @@ from mqttbroker.admin.http_gate import Gate
 from mqttbroker.admin.metrics import Metrics
 from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.admin.views import AuthenticatorStatus
-from mqttbroker.assembly import bridge_terms, build_broker, listener_policy, restore
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridge import BridgeContext, BridgeStatus
 from mqttbroker.bridges.bridges import Bridges
 from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
 from mqttbroker.bridges.state_file import DIRECTORY as BRIDGE_DIRECTORY
-from mqttbroker.conditions import Conditions
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.broker import Broker
-from mqttbroker.health import Health
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.logs.output import close
-from mqttbroker.metrics_page import MetricsPage
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
@@ -68,19 +64,24 @@ from mqttbroker.net.tls import FileProblem, ListenerContext, http_context
 from mqttbroker.net.trace import Tracer
 from mqttbroker.net.wire import Endpoint, FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
-from mqttbroker.own_parts import OwnParts
-from mqttbroker.periodic_tasks import GC_FULL, PeriodicTasks
-from mqttbroker.reload import Reloader
-from mqttbroker.restart import RestartRequest, restart
-from mqttbroker.store_runner import StoreRunner
-from mqttbroker.stream_control import StreamControl
-from mqttbroker.stream_reads import StreamReads
+from mqttbroker.server import startup
+from mqttbroker.server.assembly import bridge_terms, build_broker, listener_policy, restore
+from mqttbroker.server.conditions import Conditions
+from mqttbroker.server.health import Health
+from mqttbroker.server.metrics_page import MetricsPage
+from mqttbroker.server.own_parts import OwnParts
+from mqttbroker.server.periodic_tasks import GC_FULL, PeriodicTasks
+from mqttbroker.server.reload import Reloader
+from mqttbroker.server.restart import RestartRequest, restart
+from mqttbroker.server.store_runner import StoreRunner
+from mqttbroker.server.stream_control import StreamControl
+from mqttbroker.server.stream_reads import StreamReads
+from mqttbroker.server.workers import Workers
 from mqttbroker.system.allocator import keep_freed_memory
 from mqttbroker.system.defects import keep_running
 from mqttbroker.system.file_limit import client_sockets
 from mqttbroker.system.memory_limit import MemoryWatch, ProcessMemory, part_limits
 from mqttbroker.system.service_manager import ServiceManager
-from mqttbroker.workers import Workers
 from sessions.store.interface import Recovered, Store, StoreError
 
 if TYPE_CHECKING:

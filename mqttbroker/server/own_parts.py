@@ -9,14 +9,14 @@ from bridge_spark.log.stream_files import STREAMS
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.data_version import record_program
 from mqttbroker.admin.repair import DATABASE, recover
-from mqttbroker.assembly import stream_config
 from mqttbroker.config.settings import Settings
-from mqttbroker.config_check import unsealed
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.stream_control import created_definitions, with_created_streams
+from mqttbroker.server.assembly import stream_config
+from mqttbroker.server.config_check import unsealed
+from mqttbroker.server.stream_control import created_definitions, with_created_streams
 from sessions.store.interface import Recovered
 from sessions.store.writer import SqliteStore
 

@@ -13,7 +13,7 @@ from mqttbroker.auth.security import Security
 from mqttbroker.logs.output import dropped_lines
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.tls import ListenerContext
-from mqttbroker.reload import Reloader
+from mqttbroker.server.reload import Reloader
 
 
 class MetricsPage:

@@ -19,9 +19,9 @@ from mqttbroker.config.settings import Cluster, Settings
 from mqttbroker.net import worker_pool
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.net.worker_pool import WorkerPool
-from mqttbroker.reload import Reloader
-from mqttbroker.restart import RestartRequest
-from mqttbroker.server import Server
+from mqttbroker.server.reload import Reloader
+from mqttbroker.server.restart import RestartRequest
+from mqttbroker.server.server import Server
 from mqttbroker.system import defects, memory_limit
 from mqttbroker.system.memory_limit import MemoryWatch, ProcessMemory
 from mqttbroker.system.service_manager import ServiceManager

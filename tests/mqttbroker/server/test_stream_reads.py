@@ -14,10 +14,10 @@ from support.sealed_log import seal_closed
 from bridge_spark.log.sealed.row_process import ProcessEnded, RowProcess, SealedBatch
 from bridge_spark.log.stream_config import StreamConfig
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker import stream_reads
 from mqttbroker.core.streams.chunk_reads import FAILED, READ, UNAVAILABLE, ChunkReads, ChunkUser, ReadRequest
 from mqttbroker.core.terms.terms import BrokerTerms
-from mqttbroker.stream_reads import StreamReads
+from mqttbroker.server import stream_reads
+from mqttbroker.server.stream_reads import StreamReads
 from sessions.message import Message
 
 pytest.importorskip("pyarrow")

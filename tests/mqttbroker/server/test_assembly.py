@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from support.core import Core
 
-from mqttbroker.assembly import fields_of, fill, listener_terms, redirect_of
 from mqttbroker.config.settings import Limits, Listener, Redirect, Settings
 from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms
+from mqttbroker.server.assembly import fields_of, fill, listener_terms, redirect_of
 from sessions.context import DROP_OLDEST, SessionLimits
 
 # Settings that the core has in another form.

@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from mqttbroker import config_check
 from mqttbroker.config.files import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.net.passed_sockets import ListeningSocket, pass_on
+from mqttbroker.server import config_check
 from mqttbroker.system.defects import report_defect
 from mqttbroker.system.service_manager import ServiceManager
 

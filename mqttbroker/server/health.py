@@ -10,7 +10,7 @@ from mqttbroker.admin.repair import SalvageReport
 from mqttbroker.auth.security import Security
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener
-from mqttbroker.reload import Reloader
+from mqttbroker.server.reload import Reloader
 from sessions.store.interface import Store
 
 

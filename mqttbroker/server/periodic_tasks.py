@@ -15,7 +15,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.rankings import SessionRankings
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.wire import FlushScheduler
-from mqttbroker.reload import Reloader
+from mqttbroker.server.reload import Reloader
 
 log = logging.getLogger("mqttbroker")
 

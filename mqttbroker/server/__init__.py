@@ -1,0 +1,1 @@
+"""One broker: its core, store, streams and listeners, from start to stop."""
