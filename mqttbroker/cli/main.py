@@ -280,7 +280,7 @@ def _serve_node(settings: Settings, reread: Callable[[], Settings], warnings: li
     if importlib.util.find_spec("aiokafka") is None:
         print("mqttbroker: [cluster] needs aiokafka: pip install 'mqttbroker[cluster]'", file=sys.stderr)
         return 1
-    from mqttbroker.cluster_node import serve_node
+    from mqttbroker.node.process import serve_node
 
     return serve_node(settings, reread, warnings)
 

@@ -34,7 +34,7 @@ STATES: Final = (STARTING, STANDBY, TAKING_OVER, OWNER, CHECKING, RELEASING, REL
 
 def core_command(shard: int, descriptor: int) -> list[str]:
     """The command of a core process, which inherits its end of the socketpair."""
-    return [sys.executable, "-P", "-m", "mqttbroker.shard_process", str(shard), str(descriptor)]
+    return [sys.executable, "-P", "-m", "mqttbroker.node.shard_process", str(shard), str(descriptor)]
 
 
 def link_port(first: int, shard: int) -> int:

@@ -97,8 +97,9 @@ LAYERS = {
     "mqttbroker.bridges": "codec config core net auth system",
     "mqttbroker.admin": "codec config core net auth bridges logs",
     "mqttbroker.server": "codec config core net auth bridges admin system logs",
+    "mqttbroker.node": "config core net cluster worker auth admin server system logs",
     "mqttbroker.migration": "codec config core auth admin",
-    "mqttbroker.cli": "codec config core net cluster auth admin migration server cluster_node system logs",
+    "mqttbroker.cli": "codec config core net cluster auth admin migration server node system logs",
 }
 
 
@@ -142,6 +143,11 @@ def test_rooms_of_the_core_import_one_way(rooms: str) -> None:
 def test_every_room_of_the_core_is_in_the_table() -> None:
     rooms = {path.relative_to(ROOT / "mqttbroker" / "core").parts[0].removesuffix(".py") for path in modules("mqttbroker/core")}
     assert rooms - {"__init__"} == {room for key in CORE_ROOMS for room in key.split()}
+
+
+def test_the_ground_floor_has_two_files() -> None:
+    """The package's name and version, and `python -m mqttbroker`; all else is in a room."""
+    assert {path.name for path in (ROOT / "mqttbroker").glob("*.py")} == {"__init__.py", "__main__.py"}
 
 
 def test_every_package_has_a_layer() -> None:

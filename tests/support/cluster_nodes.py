@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mqttbroker.node_shards import MOVING
+from mqttbroker.node.shards import MOVING
 from support.broker_process import BrokerProcess
 from support.certificates import CertificateFiles
 from support.kafka import KafkaCluster, Place, free_ports

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.patience import PATIENCE
 
-from mqttbroker import shard_process
 from mqttbroker.cluster import core_control as control
 from mqttbroker.cluster.core_control import CoreSetup, encode_line
 from mqttbroker.config.settings import Cluster, Settings
-from mqttbroker.shard_process import ShardProcess
+from mqttbroker.node import shard_process
+from mqttbroker.node.shard_process import ShardProcess
 
 pytestmark = pytest.mark.one_build
 

@@ -13,12 +13,12 @@ from support.patience import PATIENCE
 from mqttbroker.auth import external
 from mqttbroker.auth.external import ExternalAuthenticator, ExternalTerms
 from mqttbroker.bridges.bridge import Bridge, BridgeContext
-from mqttbroker.cluster_node import ClusterNode
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Cluster, Settings
 from mqttbroker.net import worker_pool
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.net.worker_pool import WorkerPool
+from mqttbroker.node.process import ClusterNode
 from mqttbroker.server.reload import Reloader
 from mqttbroker.server.restart import RestartRequest
 from mqttbroker.server.server import Server

@@ -16,7 +16,7 @@ from support.core import Core
 
 from mqttbroker.config.setting_kinds import MemorySize
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
-from mqttbroker.shard_process import core_settings
+from mqttbroker.node.shard_process import core_settings
 from mqttbroker.system import memory_limit
 from mqttbroker.system.memory_limit import (
     MemoryWatch,

@@ -20,7 +20,7 @@ from mqttbroker.admin.http_schemas import INTEGER
 from mqttbroker.admin.request_error import RequestError
 from mqttbroker.cluster.core_processes import ShardCore
 from mqttbroker.config.settings import Settings
-from mqttbroker.node_shards import NodeShards
+from mqttbroker.node.shards import NodeShards
 
 ASK_TIMEOUT: Final = 5.0  # seconds for the answer of one core
 MAX_ANSWER: Final = 64 * 1024 * 1024  # bytes

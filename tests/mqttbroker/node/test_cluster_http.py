@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqttbroker.cluster_http import Families, node_metrics
+from mqttbroker.node.http import Families, node_metrics
 
 CORE = """\
 # HELP m_total Messages

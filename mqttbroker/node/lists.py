@@ -34,7 +34,7 @@ from mqttbroker.admin.request_error import RequestError
 from mqttbroker.core.access.ban_list import OPERATOR
 from mqttbroker.core.access.bans import Bans
 from mqttbroker.core.sessions.own_shard import shard_of
-from mqttbroker.core_http import CoreAnswer, CoreAway, away_text
+from mqttbroker.node.core_http import CoreAnswer, CoreAway, away_text
 
 LEAST_BAN: Final = 1.0  # seconds that a copied ban lasts at least
 LEAST_READ: Final = 50  # items that a core is asked for at once, unless a page has fewer

@@ -16,8 +16,8 @@ from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, array,
 from mqttbroker.admin.request_error import RequestError
 from mqttbroker.admin.views import WorkerStatus
 from mqttbroker.config.setting_kinds import Boolean, Integer
-from mqttbroker.core_http import CoreHttp, http_port_of
-from mqttbroker.node_shards import NodeShards
+from mqttbroker.node.core_http import CoreHttp, http_port_of
+from mqttbroker.node.shards import NodeShards
 from mqttbroker.server.workers import Workers
 from sessions.counters import Counters
 

@@ -11,7 +11,7 @@ import pytest
 from mqttbroker.admin.access import VIEW, Principal
 from mqttbroker.admin.request_error import RequestError
 from mqttbroker.config.settings import Settings
-from mqttbroker.core_http import CoreAway, CoreHttp
+from mqttbroker.node.core_http import CoreAway, CoreHttp
 
 pytestmark = pytest.mark.one_build
 

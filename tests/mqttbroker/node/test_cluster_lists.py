@@ -13,10 +13,10 @@ from mqttbroker.admin.http_api import BAN_KEY, CLIENT_FILTERS, EXACT_FILTER, NEW
 from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call
 from mqttbroker.admin.http_parameters import Field
 from mqttbroker.admin.request_error import RequestError
-from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.core.access.bans import Bans, BanTerms
 from mqttbroker.core.sessions.own_shard import shard_of
-from mqttbroker.core_http import CoreAnswer, CoreAway
+from mqttbroker.node.core_http import CoreAnswer, CoreAway
+from mqttbroker.node.lists import ClusterLists, copy_bans
 
 SHARDS = 3
 OPERATOR = Principal("test", "operator", VIEW | Right.OPERATE, frozenset())

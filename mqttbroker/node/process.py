@@ -35,11 +35,8 @@ from mqttbroker.cluster.core_control import CoreSetup
 from mqttbroker.cluster.kafka_connection import connection
 from mqttbroker.cluster.kafka_log import LogFailure
 from mqttbroker.cluster.stream_topic_setup import prepare_stream_topics
-from mqttbroker.cluster_http import ClusterMetrics, ClusterRoutes
-from mqttbroker.cluster_lists import ClusterLists, copy_bans
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
-from mqttbroker.core_http import CoreAway, CoreHttp
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.net import worker_setup
 from mqttbroker.net.link_address import LinkAddress
@@ -50,7 +47,10 @@ from mqttbroker.net.tls import FileProblem, http_context
 from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import FrontSetup, listener_name
-from mqttbroker.node_shards import NodeShards
+from mqttbroker.node.core_http import CoreAway, CoreHttp
+from mqttbroker.node.http import ClusterMetrics, ClusterRoutes
+from mqttbroker.node.lists import ClusterLists, copy_bans
+from mqttbroker.node.shards import NodeShards
 from mqttbroker.server import startup
 from mqttbroker.server.assembly import build_broker, listener_policy
 from mqttbroker.server.reload import Reloader

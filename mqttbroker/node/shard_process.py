@@ -1,4 +1,4 @@
-"""The core process of a shard of a cluster: ``python -m mqttbroker.shard_process SHARD DESCRIPTOR``.
+"""The core process of a shard of a cluster: ``python -m mqttbroker.node.shard_process SHARD DESCRIPTOR``.
 
 The descriptor is that of a socket to the node process, whose lines are those of `mqttbroker.cluster.core_control`. The process follows the
 log of its shard. Told to own it, it takes the shard over and serves its clients, until it is told to release it, or another process has

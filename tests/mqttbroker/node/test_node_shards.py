@@ -5,7 +5,7 @@ from __future__ import annotations
 from mqttbroker.cluster.core_control import CHECKING, OWNER, STANDBY, TAKING_OVER, Status
 from mqttbroker.cluster.membership import Directory
 from mqttbroker.config.settings import Cluster
-from mqttbroker.node_shards import MOVING, NodeShards
+from mqttbroker.node.shards import MOVING, NodeShards
 
 
 def test_shards_that_are_about_to_move_are_a_warning() -> None:
