@@ -106,7 +106,7 @@ PARTS = {
             "mqttbroker/core/streams/work_queues.py",
             "mqttbroker/core/streams/subscriptions.py",
             "mqttbroker/core/memory.py",
-            "mqttbroker/cluster/bus.py",
+            "mqttbroker/cluster/bus/bus.py",
             "mqttbroker/net/abuse_limits.py",
         ],
     ),

@@ -54,8 +54,8 @@ def add_parser(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError if the settings cannot be used."""
     from mqttbroker.admin.data_files import set_umask
-    from mqttbroker.cluster.kafka_log import LogFailure
-    from mqttbroker.cluster.snapshots import SnapshotFailure
+    from mqttbroker.cluster.kafka.log import LogFailure
+    from mqttbroker.cluster.shard.snapshots import SnapshotFailure
     from sessions.store.interface import StoreError
 
     settings = load_settings(options.config, os.environ, {})
@@ -97,14 +97,14 @@ async def _export(settings: Any, directory: Path, left_out: list[str]) -> _Expor
 async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Exported:
     from mqttbroker.admin.repair import DATABASE
     from mqttbroker.auth.security import Security
-    from mqttbroker.cluster.checks import nodes_of, prepare_topics
-    from mqttbroker.cluster.kafka_connection import connection
-    from mqttbroker.cluster.kafka_log import KafkaLog
-    from mqttbroker.cluster.offline_shards import OfflineShards
-    from mqttbroker.cluster.snapshot_keeper import load_snapshot
-    from mqttbroker.cluster.snapshots import Snapshots
-    from mqttbroker.cluster.store_merge import merge_shards
-    from mqttbroker.cluster.stream_export import StreamExport
+    from mqttbroker.cluster.kafka.connection import connection
+    from mqttbroker.cluster.kafka.log import KafkaLog
+    from mqttbroker.cluster.nodes.checks import nodes_of, prepare_topics
+    from mqttbroker.cluster.shard.snapshot_keeper import load_snapshot
+    from mqttbroker.cluster.shard.snapshots import Snapshots
+    from mqttbroker.cluster.transfer.offline_shards import OfflineShards
+    from mqttbroker.cluster.transfer.store_merge import merge_shards
+    from mqttbroker.cluster.transfer.stream_export import StreamExport
     from mqttbroker.core.broker import Broker
     from mqttbroker.server.assembly import build_broker, restore
     from sessions.store.interface import Recovered

@@ -38,8 +38,8 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError if the settings cannot be used."""
-    from mqttbroker.cluster.kafka_log import LogFailure
-    from mqttbroker.cluster.store_import import ImportFailure
+    from mqttbroker.cluster.kafka.log import LogFailure
+    from mqttbroker.cluster.transfer.store_import import ImportFailure
     from sessions.store.interface import StoreError
 
     settings = load_settings(options.config, os.environ, {})
@@ -71,11 +71,11 @@ async def _import(settings: Any, directory: Path, left_out: list[str]) -> tuple[
     """Import everything; returns what the store and each stream had. All that can be checked is checked before anything is written."""
     from mqttbroker import __version__
     from mqttbroker.admin.repair import DATABASE
-    from mqttbroker.cluster.kafka_connection import connection
-    from mqttbroker.cluster.kafka_log import KafkaLog
-    from mqttbroker.cluster.records import ID_BYTES, Takeover
-    from mqttbroker.cluster.store_import import StoreImport, lock_store
-    from mqttbroker.cluster.stream_import import StreamImport
+    from mqttbroker.cluster.kafka.connection import connection
+    from mqttbroker.cluster.kafka.log import KafkaLog
+    from mqttbroker.cluster.log.records import ID_BYTES, Takeover
+    from mqttbroker.cluster.transfer.store_import import StoreImport, lock_store
+    from mqttbroker.cluster.transfer.stream_import import StreamImport
 
     cluster = settings.cluster
     database = directory / DATABASE
@@ -104,7 +104,7 @@ async def _import(settings: Any, directory: Path, left_out: list[str]) -> tuple[
 
 async def _prepare_topics(kafka_connection: Any, cluster: Any) -> bytes:
     """Create the topics, and wait until they can be used; returns the id of the cluster that is in each record."""
-    from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics
+    from mqttbroker.cluster.nodes.checks import KafkaUnreachable, prepare_topics
 
     loop = asyncio.get_running_loop()
     until = loop.time() + TOPICS_WAIT

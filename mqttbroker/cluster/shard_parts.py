@@ -14,11 +14,12 @@ from typing import Any, Final
 from bridge_spark.log.stream_files import STREAMS
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
-from mqttbroker.cluster.bus import Barrier, Bus, LocalReceiver
-from mqttbroker.cluster.core_control import CoreSetup, link_port
-from mqttbroker.cluster.kafka_connection import connection
-from mqttbroker.cluster.kafka_log import KafkaLog
-from mqttbroker.cluster.link_server import (
+from mqttbroker.cluster.bus.bus import Barrier, Bus, LocalReceiver
+from mqttbroker.cluster.bus.feed import LogFeed
+from mqttbroker.cluster.kafka.connection import connection
+from mqttbroker.cluster.kafka.log import KafkaLog
+from mqttbroker.cluster.links.links import Links, link_endpoint
+from mqttbroker.cluster.links.server import (
     CORE,
     WORKER,
     Hello,
@@ -28,16 +29,15 @@ from mqttbroker.cluster.link_server import (
     difference,
     server_context,
 )
-from mqttbroker.cluster.links import Links, link_endpoint
-from mqttbroker.cluster.log_feed import LogFeed
-from mqttbroker.cluster.ownership import State
-from mqttbroker.cluster.records import ID_BYTES, Takeover
-from mqttbroker.cluster.retained import RetainedMessages
+from mqttbroker.cluster.log.records import ID_BYTES, Takeover
+from mqttbroker.cluster.nodes.core_control import CoreSetup, link_port
+from mqttbroker.cluster.retained.retained import RetainedMessages
+from mqttbroker.cluster.shard.ownership import State
+from mqttbroker.cluster.shard.snapshot_keeper import SnapshotKeeper
+from mqttbroker.cluster.shard.snapshots import SnapshotFailure, Snapshots
+from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace, Sizes, Timing
 from mqttbroker.cluster.shards import Shards
-from mqttbroker.cluster.snapshot_keeper import SnapshotKeeper
-from mqttbroker.cluster.snapshots import SnapshotFailure, Snapshots
-from mqttbroker.cluster.store import KafkaStore, ShardPlace, Sizes, Timing
-from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
+from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.own_shard import OwnShard

@@ -2,7 +2,7 @@
 
 A frame is the kind (1 byte), the number of a client (4 bytes, big-endian; 0 = of the worker itself), the length of the
 body (4 bytes) and the body. Frames have no version of their own: a worker and a core of two nodes of a cluster agree on one before
-they begin (`mqttbroker.cluster.link_server`), and any others are of one installation.
+they begin (`mqttbroker.cluster.links.server`), and any others are of one installation.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from mqttbroker.admin.http_parameters import MAX_BODY
 from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body
 from mqttbroker.admin.http_schemas import INTEGER
 from mqttbroker.admin.request_error import RequestError
-from mqttbroker.cluster.core_processes import ShardCore
+from mqttbroker.cluster.nodes.core_processes import ShardCore
 from mqttbroker.config.settings import Settings
 from mqttbroker.node.shards import NodeShards
 

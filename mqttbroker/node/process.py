@@ -30,11 +30,11 @@ from mqttbroker.admin.http import HttpServer
 from mqttbroker.admin.http_application import HttpApplication
 from mqttbroker.admin.http_gate import Gate
 from mqttbroker.auth.security import Security, http_ban_terms
-from mqttbroker.cluster.checks import KafkaUnreachable, prepare_topics
-from mqttbroker.cluster.core_control import CoreSetup
-from mqttbroker.cluster.kafka_connection import connection
-from mqttbroker.cluster.kafka_log import LogFailure
-from mqttbroker.cluster.stream_topic_setup import prepare_stream_topics
+from mqttbroker.cluster.kafka.connection import connection
+from mqttbroker.cluster.kafka.log import LogFailure
+from mqttbroker.cluster.nodes.checks import KafkaUnreachable, prepare_topics
+from mqttbroker.cluster.nodes.core_control import CoreSetup
+from mqttbroker.cluster.streams.topic_setup import prepare_stream_topics
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.logs.levels import LogLevels

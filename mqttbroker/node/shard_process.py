@@ -1,6 +1,6 @@
 """The core process of a shard of a cluster: ``python -m mqttbroker.node.shard_process SHARD DESCRIPTOR``.
 
-The descriptor is that of a socket to the node process, whose lines are those of `mqttbroker.cluster.core_control`. The process follows the
+The descriptor is that of a socket to the node process, whose lines are those of `mqttbroker.cluster.nodes.core_control`. The process follows the
 log of its shard. Told to own it, it takes the shard over and serves its clients, until it is told to release it, or another process has
 the shard: then it ends at once, and acknowledges nothing more.
 """
@@ -23,9 +23,9 @@ import uvloop
 from setproctitle import setproctitle
 
 from mqttbroker.admin.data_files import restrict, set_umask
-from mqttbroker.cluster import core_control as control
-from mqttbroker.cluster.core_control import CoreSetup, Lines, Status
-from mqttbroker.cluster.ownership import State
+from mqttbroker.cluster.nodes import core_control as control
+from mqttbroker.cluster.nodes.core_control import CoreSetup, Lines, Status
+from mqttbroker.cluster.shard.ownership import State
 from mqttbroker.cluster.shard_parts import ShardCore
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings

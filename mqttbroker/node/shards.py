@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mqttbroker import __version__
-from mqttbroker.cluster.core_control import Owners, Snapshot, link_port
-from mqttbroker.cluster.core_processes import FOLLOW, NOTHING, SERVE, ShardCore
 from mqttbroker.cluster.formats import SPOKEN
-from mqttbroker.cluster.link_keys import key_of, new_key
-from mqttbroker.cluster.link_server import CORE, WORKER
-from mqttbroker.cluster.membership import Directory, Membership, NodeInfo, Refused, nodes_group
+from mqttbroker.cluster.links.keys import key_of, new_key
+from mqttbroker.cluster.links.server import CORE, WORKER
+from mqttbroker.cluster.nodes.core_control import Owners, Snapshot, link_port
+from mqttbroker.cluster.nodes.core_processes import FOLLOW, NOTHING, SERVE, ShardCore
+from mqttbroker.cluster.nodes.membership import Directory, Membership, NodeInfo, Refused, nodes_group
 from mqttbroker.config.settings import Cluster
 from mqttbroker.net.link_address import LinkAddress
 

@@ -7,7 +7,7 @@ import resource
 import sys
 from typing import Any
 
-from mqttbroker.cluster.link_server import WORKER, Hello, client_context, connect_link
+from mqttbroker.cluster.links.server import WORKER, Hello, client_context, connect_link
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.worker_setup import FrontSetup, Holds, ListenerSetup
 from mqttbroker.system.file_limit import OWN_FILES

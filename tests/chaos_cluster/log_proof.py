@@ -13,9 +13,9 @@ from typing import NamedTuple
 from aiokafka import AIOKafkaConsumer, TopicPartition
 from chaos.record import Record, Sent
 
-from mqttbroker.cluster.body import published_of
-from mqttbroker.cluster.log_view import VALID, LogView
-from mqttbroker.cluster.records import CHANGES, CONTINUED, HEADER_BYTES, MORE, TAKEOVER, Header, decode_header
+from mqttbroker.cluster.log.body import published_of
+from mqttbroker.cluster.log.records import CHANGES, CONTINUED, HEADER_BYTES, MORE, TAKEOVER, Header, decode_header
+from mqttbroker.cluster.log.view import VALID, LogView
 from mqttbroker.core.delivery.publisher import BUS
 
 LOGGED = "acknowledged messages that are in no log"

@@ -6,8 +6,8 @@ import pytest
 from chaos.record import Record, Sent
 
 from chaos_cluster.log_proof import LOG_ROWS, LOGGED, ONCE, OWNERS, VOID, LogProof
-from mqttbroker.cluster.body import encode_body
-from mqttbroker.cluster.records import CHANGES, CONTINUED, MORE, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
+from mqttbroker.cluster.log.body import encode_body
+from mqttbroker.cluster.log.records import CHANGES, CONTINUED, MORE, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
 from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.write_set import WriteSet

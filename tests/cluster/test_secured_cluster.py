@@ -20,8 +20,8 @@ from support.processes import children
 from support.raw_client import RawClient
 from support.secured_kafka import SecuredKafka
 
-from mqttbroker.cluster.link_keys import KEY_BYTES, key_of, new_key
-from mqttbroker.cluster.link_server import CORE, WORKER, Hello, LinkRefused, client_context, connect_link
+from mqttbroker.cluster.links.keys import KEY_BYTES, key_of, new_key
+from mqttbroker.cluster.links.server import CORE, WORKER, Hello, LinkRefused, client_context, connect_link
 from mqttbroker.core.sessions.own_shard import shard_of
 from mqttbroker.net.link_address import LinkAddress
 

@@ -113,36 +113,53 @@ def test_layers_import_one_way(package: str) -> None:
     assert ours and not [pair for pair in ours if pair[1].split(".")[1] not in allowed]
 
 
-# Room of the core: the rooms that it may import, for types as well. `broker`, `commits` and `memory` are in none.
-CORE_ROOMS = {
-    "terms": "",
-    "access": "terms",
-    "routing": "access",
-    "client": "terms access",
-    "delivery": "terms access routing client",
-    "streams": "terms access routing client delivery",
-    "sessions": "terms access routing client delivery streams",
-    "broker commits memory": "terms access routing client delivery streams sessions",
-    "packets": "terms access routing client delivery streams sessions broker commits memory",
+# Package: its rooms, and the rooms that each may import, for types as well. Files that are in no room stand under their own names.
+ROOMS = {
+    "core": {
+        "terms": "",
+        "access": "terms",
+        "routing": "access",
+        "client": "terms access",
+        "delivery": "terms access routing client",
+        "streams": "terms access routing client delivery",
+        "sessions": "terms access routing client delivery streams",
+        "broker commits memory": "terms access routing client delivery streams sessions",
+        "packets": "terms access routing client delivery streams sessions broker commits memory",
+    },
+    "cluster": {
+        "formats shards": "",
+        "kafka": "",
+        "log": "",
+        "links": "formats",
+        "retained": "shards",
+        "shard": "kafka log",
+        "bus": "kafka log",
+        "streams": "kafka log",
+        "transfer": "shards kafka log retained shard bus streams",
+        "nodes": "formats kafka shard",
+        "shard_parts": "formats shards kafka log links retained shard bus streams nodes",
+    },
 }
 
 
-@pytest.mark.parametrize("rooms", CORE_ROOMS)
-def test_rooms_of_the_core_import_one_way(rooms: str) -> None:
-    allowed = {*rooms.split(), *CORE_ROOMS[rooms].split()}
+@pytest.mark.parametrize(("package", "rooms"), [(package, rooms) for package, table in ROOMS.items() for rooms in table])
+def test_rooms_import_one_way(package: str, rooms: str) -> None:
+    allowed = {*rooms.split(), *ROOMS[package][rooms].split()}
     wrong = [
         f"{name_of(path)} imports {name}"
-        for path in modules("mqttbroker/core")
-        if path.relative_to(ROOT / "mqttbroker" / "core").parts[0].removesuffix(".py") in rooms.split()
+        for path in modules(f"mqttbroker/{package}")
+        if path.relative_to(ROOT / "mqttbroker" / package).parts[0].removesuffix(".py") in rooms.split()
         for name in imports(parse(path))
-        if name.startswith("mqttbroker.core.") and name.split(".")[2] not in allowed
+        if name.startswith(f"mqttbroker.{package}.") and name.split(".")[2] not in allowed
     ]
     assert not wrong
 
 
-def test_every_room_of_the_core_is_in_the_table() -> None:
-    rooms = {path.relative_to(ROOT / "mqttbroker" / "core").parts[0].removesuffix(".py") for path in modules("mqttbroker/core")}
-    assert rooms - {"__init__"} == {room for key in CORE_ROOMS for room in key.split()}
+@pytest.mark.parametrize("package", ROOMS)
+def test_every_room_is_in_the_table(package: str) -> None:
+    folder = ROOT / "mqttbroker" / package
+    rooms = {path.relative_to(folder).parts[0].removesuffix(".py") for path in modules(f"mqttbroker/{package}")}
+    assert rooms - {"__init__"} == {room for key in ROOMS[package] for room in key.split()}
 
 
 def test_the_ground_floor_has_two_files() -> None:

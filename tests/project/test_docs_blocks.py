@@ -100,7 +100,7 @@ NOT_RUN = {
     "mqttbroker alarms acknowledge": "needs an alarm; test_api_commands.py",
     "mqttbroker cluster": "needs a cluster; test_nodes.py",
     "mqttbroker serve --config node-": "needs Kafka; test_nodes.py",
-    "mqttbroker import-store": "needs Kafka; ../mqttbroker/cluster/test_store_import.py",
+    "mqttbroker import-store": "needs Kafka; ../mqttbroker/cluster/transfer/test_store_import.py",
     "mqttbroker export-store": "needs Kafka; ../cluster/test_there_and_back.py",
     "python3 -m venv /opt/mqttbroker": "../packages/test_wheel.py",
     "/opt/mqttbroker/bin/": "../packages/test_wheel.py",

@@ -1,4 +1,4 @@
-"""Kafka brokers in memory, behind the connections of `mqttbroker.cluster.kafka_brokers`; they answer as Kafka does.
+"""Kafka brokers in memory, behind the connections of `mqttbroker.cluster.kafka.brokers`; they answer as Kafka does.
 
 A broker that is ``isolated`` answers nothing, and its connections stay open: its packets are dropped.
 """
@@ -17,8 +17,8 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.record.memory_records import MemoryRecords
 
-from mqttbroker.cluster import kafka_brokers
-from mqttbroker.cluster.kafka_log import EARLIEST, encode_batch
+from mqttbroker.cluster.kafka import brokers as kafka_brokers
+from mqttbroker.cluster.kafka.log import EARLIEST, encode_batch
 
 TOPIC = "fake"
 STEP_S = 0.005

@@ -10,7 +10,7 @@ from support.paths import ROOT
 TESTS = ROOT / "tests"
 # A file that takes long would run alone at the end of a run, so these begin first, the longest of them first.
 LONG = (
-    "bridge_spark/tables/test_ingest_names.py", "mqttbroker/cluster/test_checks.py", "project/test_docs_examples.py",
+    "bridge_spark/tables/test_ingest_names.py", "mqttbroker/cluster/nodes/test_checks.py", "project/test_docs_examples.py",
     "chaos_spark/test_chaos_spark.py", "mqttbroker/net/test_fire_and_forget.py", "mqttbroker/admin/test_dashboard.py",
     "project/test_docs_tutorial.py", "mqttbroker/admin/test_repair.py", "sessions/test_session_model.py",
     "durability/test_disk_faults.py", "behaviour/test_stopped_process.py", "bridge_spark/tables/output/test_batch_table.py",

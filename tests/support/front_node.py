@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mqttbroker.auth.security import Security
-from mqttbroker.cluster.link_keys import key_of, new_key
-from mqttbroker.cluster.link_server import WORKER, Hello, LinkServer
+from mqttbroker.cluster.links.keys import key_of, new_key
+from mqttbroker.cluster.links.server import WORKER, Hello, LinkServer
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.sessions.own_shard import OwnShard

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from mqttbroker.cluster import kafka_brokers
-from mqttbroker.cluster.kafka_log import KafkaLog
-from mqttbroker.cluster.records import Takeover
-from mqttbroker.cluster.store import KafkaStore, ShardPlace, Timing
+from mqttbroker.cluster.kafka import brokers as kafka_brokers
+from mqttbroker.cluster.kafka.log import KafkaLog
+from mqttbroker.cluster.log.records import Takeover
+from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace, Timing
 from support.patience import PATIENCE
 from support.store_model import RandomCommits
 from support.store_writer import Writer

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-from mqttbroker.cluster.body import encode_body, published_of
-from mqttbroker.cluster.bus import Barrier, Bus, BusRecord, LocalReceiver
-from mqttbroker.cluster.link_server import CORE, Hello
-from mqttbroker.cluster.links import Links, link_endpoint
+from mqttbroker.cluster.bus.bus import Barrier, Bus, BusRecord, LocalReceiver
+from mqttbroker.cluster.links.links import Links, link_endpoint
+from mqttbroker.cluster.links.server import CORE, Hello
+from mqttbroker.cluster.log.body import encode_body, published_of
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.client.connection import Connection

@@ -10,11 +10,11 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from mqttbroker.cluster.kafka_brokers import KafkaBrokers
-from mqttbroker.cluster.kafka_log import Appended, KafkaLog, LogFailure
-from mqttbroker.cluster.log_reader import LogReader, OnRecord
-from mqttbroker.cluster.records import Takeover
-from mqttbroker.cluster.store import KafkaStore, ShardPlace, Sizes, Timing
+from mqttbroker.cluster.kafka.brokers import KafkaBrokers
+from mqttbroker.cluster.kafka.log import Appended, KafkaLog, LogFailure
+from mqttbroker.cluster.kafka.reader import LogReader, OnRecord
+from mqttbroker.cluster.log.records import Takeover
+from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace, Sizes, Timing
 
 CLUSTER = b"testtest"
 TOPIC = "memory"

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mqttbroker.admin.control import BrokerControl
-from mqttbroker.cluster.body import encode_body
-from mqttbroker.cluster.bus import Barrier, Bus, LocalReceiver, first_mark
-from mqttbroker.cluster.log_feed import FeedBatches
-from mqttbroker.cluster.log_view import VALID, LogView
-from mqttbroker.cluster.records import (
+from mqttbroker.cluster.bus.bus import Barrier, Bus, LocalReceiver, first_mark
+from mqttbroker.cluster.bus.feed import FeedBatches
+from mqttbroker.cluster.log.body import encode_body
+from mqttbroker.cluster.log.records import (
     CHANGES,
     HEADER_BYTES,
     TAKEOVER,
@@ -20,7 +19,8 @@ from mqttbroker.cluster.records import (
     decode_header,
     encode_record,
 )
-from mqttbroker.cluster.shard_tables import ShardTables
+from mqttbroker.cluster.log.view import VALID, LogView
+from mqttbroker.cluster.shard.tables import ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
 from mqttbroker.server.assembly import build_broker, restore

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
-from mqttbroker.cluster.body import encode_body, published_of
-from mqttbroker.cluster.bus import Bus, BusReceiver, BusRecord
-from mqttbroker.cluster.retained import RetainedMessages
+from mqttbroker.cluster.bus.bus import Bus, BusReceiver, BusRecord
+from mqttbroker.cluster.log.body import encode_body, published_of
+from mqttbroker.cluster.retained.retained import RetainedMessages
 from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
 from sessions.rows import MarkRow

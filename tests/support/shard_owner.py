@@ -14,12 +14,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from mqttbroker.cluster.kafka_log import KafkaLog
-from mqttbroker.cluster.log_reader import LogReader
-from mqttbroker.cluster.log_view import VALID, LogView
-from mqttbroker.cluster.ownership import Ownership, State
-from mqttbroker.cluster.records import CHANGES, HEADER_BYTES, Takeover, decode_header
-from mqttbroker.cluster.shard_log import Outcome, ShardLog
+from mqttbroker.cluster.kafka.log import KafkaLog
+from mqttbroker.cluster.kafka.reader import LogReader
+from mqttbroker.cluster.log.records import CHANGES, HEADER_BYTES, Takeover, decode_header
+from mqttbroker.cluster.log.view import VALID, LogView
+from mqttbroker.cluster.shard.log import Outcome, ShardLog
+from mqttbroker.cluster.shard.ownership import Ownership, State
 
 CLUSTER = b"testtest"
 APPEND_TIMEOUT = 4.0

@@ -12,8 +12,8 @@ import os
 import sys
 from typing import Any
 
-from mqttbroker.cluster.log_view import LogView
-from mqttbroker.cluster.stream_topics import StreamSource, StreamTopics
+from mqttbroker.cluster.log.view import LogView
+from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Stream
 
 CLUSTER = b"testtest"

@@ -10,7 +10,7 @@ from aiokafka import AIOKafkaProducer
 
 from bridge_spark.datasource import MqttDataSource, MqttStreamReader
 from bridge_spark.log.kafka_record import stream_topic
-from mqttbroker.cluster.stream_topics import record_of
+from mqttbroker.cluster.streams.topics import record_of
 from mqttbroker.config.settings import Stream
 from sessions.message import Message
 from support.kafka import KafkaCluster

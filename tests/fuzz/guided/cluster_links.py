@@ -14,11 +14,11 @@ from support.core import Core
 from fuzz.core_target import LIMITS
 from fuzz.guided.target import Target, pieces_of
 from fuzz.verdict import Finding
-from mqttbroker.cluster import link_messages as messages
-from mqttbroker.cluster.link_keys import key_of, proof
-from mqttbroker.cluster.link_peer import Peer
-from mqttbroker.cluster.link_server import CONNECTS, MAX_LINE, WORKER, Hello, LinkServer, _Greeted, _Greeting
-from mqttbroker.cluster.retained_pages import PageRequest, RetainedPage, decode_page, decode_request
+from mqttbroker.cluster.links import messages
+from mqttbroker.cluster.links.keys import key_of, proof
+from mqttbroker.cluster.links.peer import Peer
+from mqttbroker.cluster.links.server import CONNECTS, MAX_LINE, WORKER, Hello, LinkServer, _Greeted, _Greeting
+from mqttbroker.cluster.retained.pages import PageRequest, RetainedPage, decode_page, decode_request
 from mqttbroker.codec.frames import encode_publish
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.packets.core_link import SHARED_TOPIC, LinkHandler
@@ -78,7 +78,7 @@ class _Transport:
 class Lines(Target):
     """Any bytes of the side that connects, and of the one that accepts: nothing escapes, and without the key there is no link."""
 
-    modules = ("mqttbroker.cluster.link_server", "mqttbroker.cluster.link_keys")
+    modules = ("mqttbroker.cluster.links.server", "mqttbroker.cluster.links.keys")
     words = (b'"protocol":2', b'"nonce":"', b'"proof":"', b'"ok":true', b'"error":"', b'"kind":"worker"', b"\n", b"\\u00fc")
     max_bytes = 2 * MAX_LINE
 
@@ -235,7 +235,7 @@ INPUTS = 500  # for one core
 class Messages(Target):
     """Packets of another core: whatever they are, the link goes on or is closed, and no exception escapes."""
 
-    modules = ("mqttbroker.core.packets.core_link", "mqttbroker.cluster.link_peer", "mqttbroker.cluster.link_messages")
+    modules = ("mqttbroker.core.packets.core_link", "mqttbroker.cluster.links.peer", "mqttbroker.cluster.links.messages")
     words = (messages.TOPIC, SHARED_TOPIC, b"$core/retained/request", b"\xa6update", b"\xa4done", b"\xa4ping", b"\xa4pong")
 
     def __init__(self, directory: Path) -> None:

@@ -10,11 +10,11 @@ from support.kafka import KafkaCluster
 from support.kafka_writer import CLUSTER, opened
 from support.shard_owner import owner_id
 
-from mqttbroker.cluster.body import encode_body
-from mqttbroker.cluster.log_feed import FeedBatches
-from mqttbroker.cluster.log_view import OLDER_EPOCH, REPEATED, VALID, LogView
-from mqttbroker.cluster.records import CHANGES, CONTINUED, MORE, TAKEOVER, Header, encode_record
-from mqttbroker.cluster.store import Sizes
+from mqttbroker.cluster.bus.feed import FeedBatches
+from mqttbroker.cluster.log.body import encode_body
+from mqttbroker.cluster.log.records import CHANGES, CONTINUED, MORE, TAKEOVER, Header, encode_record
+from mqttbroker.cluster.log.view import OLDER_EPOCH, REPEATED, VALID, LogView
+from mqttbroker.cluster.shard.store import Sizes
 from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.rows import MarkRow

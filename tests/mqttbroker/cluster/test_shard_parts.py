@@ -10,8 +10,8 @@ import pytest
 from support.patience import PATIENCE
 
 from mqttbroker.cluster import shard_parts
-from mqttbroker.cluster.core_control import CoreSetup
-from mqttbroker.cluster.link_server import CORE, WORKER, Hello
+from mqttbroker.cluster.links.server import CORE, WORKER, Hello
+from mqttbroker.cluster.nodes.core_control import CoreSetup
 from mqttbroker.cluster.shard_parts import ShardCore
 from mqttbroker.config.settings import Cluster, Settings
 

@@ -15,10 +15,10 @@ import pytest
 from support.cluster_nodes import port_ranges
 from support.kafka import KafkaCluster
 
-from mqttbroker.cluster import core_control as control
-from mqttbroker.cluster.core_control import CoreSetup, Status, core_command, decode_status, encode_line
-from mqttbroker.cluster.link_keys import key_of, new_key
-from mqttbroker.cluster.link_server import WORKER, Hello, connect_link
+from mqttbroker.cluster.links.keys import key_of, new_key
+from mqttbroker.cluster.links.server import WORKER, Hello, connect_link
+from mqttbroker.cluster.nodes import core_control as control
+from mqttbroker.cluster.nodes.core_control import CoreSetup, Status, core_command, decode_status, encode_line
 from mqttbroker.config.load import load_settings
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import DATA, JOINED, TAKEN, FrameHandler, FrameReader, FrameWriter

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from mqttbroker.cluster.core_control import CHECKING, OWNER, STANDBY, TAKING_OVER, Status
-from mqttbroker.cluster.membership import Directory
+from mqttbroker.cluster.nodes.core_control import CHECKING, OWNER, STANDBY, TAKING_OVER, Status
+from mqttbroker.cluster.nodes.membership import Directory
 from mqttbroker.config.settings import Cluster
 from mqttbroker.node.shards import MOVING, NodeShards
 

@@ -1,0 +1,1 @@
+"""Links between cores: messages at QoS 0, and shared subscriptions."""

@@ -1,0 +1,1 @@
+"""The records of a shard's log, and which of them are valid."""

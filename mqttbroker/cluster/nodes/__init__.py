@@ -1,0 +1,1 @@
+"""The nodes of a cluster: membership, assignment of shards, and the core processes of a node."""

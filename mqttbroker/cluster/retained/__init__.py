@@ -1,0 +1,1 @@
+"""The retained messages of all shards, as one core has them."""

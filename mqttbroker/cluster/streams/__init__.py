@@ -1,0 +1,1 @@
+"""The Kafka topics of streams, derived from the logs of the shards."""
