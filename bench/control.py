@@ -22,8 +22,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from mqttbroker import build_kind  # noqa: E402
-from mqttbroker.admin.control import BrokerControl, Slices  # noqa: E402
-from mqttbroker.admin.views import SessionFilter  # noqa: E402
+from mqttbroker.admin.control.control import BrokerControl, Slices  # noqa: E402
+from mqttbroker.admin.control.views import SessionFilter  # noqa: E402
 from mqttbroker.config.settings import Settings  # noqa: E402
 from mqttbroker.core.broker import Broker  # noqa: E402
 from mqttbroker.core.client.connection import CONNECTED  # noqa: E402

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 
-from mqttbroker.admin.latency import Latency
+from mqttbroker.admin.metrics.latency import Latency
 from mqttbroker.cli.main import main
 
 

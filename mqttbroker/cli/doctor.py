@@ -187,7 +187,7 @@ def _port(name: str, host: str, port: int, running: bool) -> Finding:
 
 def broker_runs(data_dir: Path) -> bool:
     """Whether a broker holds the lock of the data directory; false if it cannot be looked at."""
-    from mqttbroker.admin.repair import in_use
+    from mqttbroker.admin.data.repair import in_use
 
     try:
         return in_use(data_dir)

@@ -53,7 +53,7 @@ def add_parser(commands: Any) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Raises ConfigError if the settings cannot be used."""
-    from mqttbroker.admin.data_files import set_umask
+    from mqttbroker.admin.data.files import set_umask
     from mqttbroker.cluster.kafka.log import LogFailure
     from mqttbroker.cluster.shard.snapshots import SnapshotFailure
     from sessions.store.interface import StoreError
@@ -95,7 +95,7 @@ async def _export(settings: Any, directory: Path, left_out: list[str]) -> _Expor
 
 
 async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Exported:
-    from mqttbroker.admin.repair import DATABASE
+    from mqttbroker.admin.data.repair import DATABASE
     from mqttbroker.auth.security import Security
     from mqttbroker.cluster.kafka.connection import connection
     from mqttbroker.cluster.kafka.log import KafkaLog

@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 async def _import(settings: Any, directory: Path, left_out: list[str]) -> tuple[Any, list[Any]]:
     """Import everything; returns what the store and each stream had. All that can be checked is checked before anything is written."""
     from mqttbroker import __version__
-    from mqttbroker.admin.repair import DATABASE
+    from mqttbroker.admin.data.repair import DATABASE
     from mqttbroker.cluster.kafka.connection import connection
     from mqttbroker.cluster.kafka.log import KafkaLog
     from mqttbroker.cluster.log.records import ID_BYTES, Takeover

@@ -57,7 +57,7 @@ class _Version(argparse.Action):
     """Prints the version. The formats of the data are imported only then."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        from mqttbroker.admin.data_version import formats_text
+        from mqttbroker.admin.data.version import formats_text
 
         print(f"mqttbroker {__version__} ({build_kind()}, Python {platform.python_version()})")
         print(f"data formats: {formats_text()}")

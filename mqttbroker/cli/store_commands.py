@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mqttbroker.admin.data_files import set_umask
+from mqttbroker.admin.data.files import set_umask
 from mqttbroker.config.files import with_user
 from mqttbroker.config.load import load_settings
 from mqttbroker.config.settings import Settings
@@ -68,8 +68,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _guarded(command: str, data_dir: Path, work: Callable[[], int]) -> int:
-    from mqttbroker.admin.backup import BackupError
-    from mqttbroker.admin.data_version import with_programs
+    from mqttbroker.admin.data.backup import BackupError
+    from mqttbroker.admin.data.version import with_programs
     from sessions.store.interface import StoreError
 
     try:
@@ -96,7 +96,7 @@ def _audited(settings: Settings, command: str, target: Path, work: Callable[[], 
 
 
 def _check(data_dir: Path) -> int:
-    from mqttbroker.admin.repair import check
+    from mqttbroker.admin.data.repair import check
 
     findings = check(data_dir)
     for line in findings.lines:
@@ -109,7 +109,7 @@ def _check(data_dir: Path) -> int:
 
 def _data_version(data_dir: Path) -> int:
     from mqttbroker import __version__
-    from mqttbroker.admin.data_version import FORMATS, copies, found_formats, last_program
+    from mqttbroker.admin.data.version import FORMATS, copies, found_formats, last_program
 
     os.listdir(data_dir)
     found = list(found_formats(data_dir))
@@ -125,7 +125,7 @@ def _data_version(data_dir: Path) -> int:
 
 
 def _repair(data_dir: Path) -> int:
-    from mqttbroker.admin.repair import repair
+    from mqttbroker.admin.data.repair import repair
 
     os.listdir(data_dir)
     lines = repair(data_dir)
@@ -135,7 +135,7 @@ def _repair(data_dir: Path) -> int:
 
 
 def _copy(command: str, data_dir: Path, directory: Path) -> int:
-    from mqttbroker.admin.backup import back_up, restore
+    from mqttbroker.admin.data.backup import back_up, restore
 
     print(back_up(data_dir, directory) if command == "backup" else restore(directory, data_dir))
     return 0

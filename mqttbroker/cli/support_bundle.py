@@ -169,7 +169,7 @@ class Bundle:
     # --- the machine --------------------------------------------------------------------------------------------------
 
     def _version(self) -> str:
-        from mqttbroker.admin.data_version import FORMATS
+        from mqttbroker.admin.data.version import FORMATS
 
         packages = sorted({f"{each.name} {each.version}" for each in metadata.distributions()}, key=str.lower)
         return _json({
@@ -228,7 +228,7 @@ class Bundle:
         return _json([finding._asdict() for finding in findings(self._options.config, getattr(self._options, "--data-dir"))])
 
     def _data_directory(self) -> str:
-        from mqttbroker.admin.data_version import found_formats, last_program
+        from mqttbroker.admin.data.version import found_formats, last_program
         from mqttbroker.cli.doctor import file_system
 
         directory = self._known("the data directory").data_dir

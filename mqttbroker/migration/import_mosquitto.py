@@ -8,8 +8,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mqttbroker.admin.data_files import PRIVATE, set_umask
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.files import PRIVATE, set_umask
+from mqttbroker.admin.data.repair import DATABASE
 from mqttbroker.auth.acl import AclError, parse_acl
 from mqttbroker.auth.passwords import PasswordFileError, parse_passwords
 from mqttbroker.config.load import load_settings

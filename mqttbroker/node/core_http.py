@@ -12,12 +12,12 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from mqttbroker.admin.access import Principal, Right
-from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.http_parameters import MAX_BODY
-from mqttbroker.admin.http_routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body
-from mqttbroker.admin.http_schemas import INTEGER
-from mqttbroker.admin.request_error import RequestError
+from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.http.access import Principal, Right
+from mqttbroker.admin.http.parameters import MAX_BODY
+from mqttbroker.admin.http.request_error import RequestError
+from mqttbroker.admin.http.routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body
+from mqttbroker.admin.http.schemas import INTEGER
 from mqttbroker.cluster.nodes.core_processes import ShardCore
 from mqttbroker.config.settings import Settings
 from mqttbroker.node.shards import NodeShards

@@ -7,14 +7,14 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from mqttbroker.admin.access import Right
-from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.http_operations import Call, route
-from mqttbroker.admin.http_parameters import Field, Word
-from mqttbroker.admin.http_routes import Route
-from mqttbroker.admin.http_schemas import BOOLEAN, INTEGER, NUMBER, TEXT, array, described, nullable, record
-from mqttbroker.admin.request_error import RequestError
-from mqttbroker.admin.views import WorkerStatus
+from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.control.views import WorkerStatus
+from mqttbroker.admin.http.access import Right
+from mqttbroker.admin.http.operations import Call, route
+from mqttbroker.admin.http.parameters import Field, Word
+from mqttbroker.admin.http.request_error import RequestError
+from mqttbroker.admin.http.routes import Route
+from mqttbroker.admin.http.schemas import BOOLEAN, INTEGER, NUMBER, TEXT, array, described, nullable, record
 from mqttbroker.config.setting_kinds import Boolean, Integer
 from mqttbroker.node.core_http import CoreHttp, http_port_of
 from mqttbroker.node.shards import NodeShards

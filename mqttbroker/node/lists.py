@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from mqttbroker.admin.access import Right
-from mqttbroker.admin.control import MAX_PAGE, ControlError, Cursors
-from mqttbroker.admin.http_api import (
+from mqttbroker.admin.control.control import MAX_PAGE, ControlError, Cursors
+from mqttbroker.admin.http.access import Right
+from mqttbroker.admin.http.api import (
     BAN,
     BAN_KEY,
     CLIENT,
@@ -26,11 +26,11 @@ from mqttbroker.admin.http_api import (
     check_new_ban,
     http_ban_page,
 )
-from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call, page, route
-from mqttbroker.admin.http_parameters import Field, decode_cursor, encode_cursor
-from mqttbroker.admin.http_routes import Answer, Route
-from mqttbroker.admin.http_schemas import INTEGER, TEXT, Schema, array, described, record
-from mqttbroker.admin.request_error import RequestError
+from mqttbroker.admin.http.operations import CURSOR, LIMIT, Call, page, route
+from mqttbroker.admin.http.parameters import Field, decode_cursor, encode_cursor
+from mqttbroker.admin.http.request_error import RequestError
+from mqttbroker.admin.http.routes import Answer, Route
+from mqttbroker.admin.http.schemas import INTEGER, TEXT, Schema, array, described, record
 from mqttbroker.core.access.ban_list import OPERATOR
 from mqttbroker.core.access.bans import Bans
 from mqttbroker.core.sessions.own_shard import shard_of
@@ -134,7 +134,7 @@ class MergedList:
 
 
 class ClusterLists:
-    """Routes as those of `mqttbroker.admin.http_api`, over all cores. All methods run on the thread of the HTTP server.
+    """Routes as those of `mqttbroker.admin.http.api`, over all cores. All methods run on the thread of the HTTP server.
 
     ``http_bans`` are those of that server.
     """

@@ -23,12 +23,12 @@ import uvloop
 from setproctitle import setproctitle
 
 from mqttbroker import __version__, build_kind
-from mqttbroker.admin.access import access_list
-from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.data_files import restrict
-from mqttbroker.admin.http import HttpServer
-from mqttbroker.admin.http_application import HttpApplication
-from mqttbroker.admin.http_gate import Gate
+from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.data.files import restrict
+from mqttbroker.admin.http.access import access_list
+from mqttbroker.admin.http.application import HttpApplication
+from mqttbroker.admin.http.gate import Gate
+from mqttbroker.admin.http.server import HttpServer
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.cluster.kafka.connection import connection
 from mqttbroker.cluster.kafka.log import LogFailure

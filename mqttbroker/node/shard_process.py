@@ -22,7 +22,7 @@ from typing import Any, Final
 import uvloop
 from setproctitle import setproctitle
 
-from mqttbroker.admin.data_files import restrict, set_umask
+from mqttbroker.admin.data.files import restrict, set_umask
 from mqttbroker.cluster.nodes import core_control as control
 from mqttbroker.cluster.nodes.core_control import CoreSetup, Lines, Status
 from mqttbroker.cluster.shard.ownership import State

@@ -1,4 +1,4 @@
-"""The conditions that `mqttbroker.admin.alarms` raises an alarm for, found once a second on the event loop's thread."""
+"""The conditions that `mqttbroker.admin.events.alarms` raises an alarm for, found once a second on the event loop's thread."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 
-from mqttbroker.admin.alarms import Alarms
-from mqttbroker.admin.client_events import topic_level
-from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.repair import SalvageReport
-from mqttbroker.admin.views import AuthenticatorStatus, WorkerStatus
+from mqttbroker.admin.control.views import AuthenticatorStatus, WorkerStatus
+from mqttbroker.admin.data.repair import SalvageReport
+from mqttbroker.admin.events.alarms import Alarms
+from mqttbroker.admin.events.client_events import topic_level
+from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
 from mqttbroker.bridges.bridge import BridgeStatus
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker

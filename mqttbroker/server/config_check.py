@@ -13,7 +13,7 @@ from bridge_spark.log.archive.files import ArchiveError, open_files
 from bridge_spark.log.archive.location import parse_location
 from bridge_spark.log.stream_config import StreamLogDamage, StreamLogError, can_seal
 from bridge_spark.log.stream_files import DESCRIPTION_FILE, STREAMS, partitions_refused, read_description
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.repair import DATABASE
 from mqttbroker.auth.security import Security
 from mqttbroker.config.files import this_user
 from mqttbroker.config.load import ConfigError

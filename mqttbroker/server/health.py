@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from bridge_spark.log.archive.archiver import Archiver
-from mqttbroker.admin.repair import SalvageReport
+from mqttbroker.admin.data.repair import SalvageReport
 from mqttbroker.auth.security import Security
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener

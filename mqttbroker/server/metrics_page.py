@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from mqttbroker.admin.control import BrokerControl
-from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.metrics import Metrics
-from mqttbroker.admin.views import JwksStatus
+from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.control.views import JwksStatus
+from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.auth.security import Security
 from mqttbroker.logs.output import dropped_lines
 from mqttbroker.net.listeners import OpenListener
@@ -58,6 +58,6 @@ class MetricsPage:
             for one in listeners
             if one.revocations is not None and one.revocations.expires is not None
         }
-        from mqttbroker.admin.metrics_text import metrics_text  # loads Prometheus' client, which the broker needs for nothing else
+        from mqttbroker.admin.metrics.text import metrics_text  # loads Prometheus' client, which the broker needs for nothing else
 
         return metrics_text(metrics, status)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from bridge_spark.log.stream_files import STREAMS
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.admin.data_version import record_program
-from mqttbroker.admin.repair import DATABASE, recover
+from mqttbroker.admin.data.repair import DATABASE, recover
+from mqttbroker.admin.data.version import record_program
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener

@@ -8,9 +8,9 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mqttbroker.admin.control import MAX_VISITS, BrokerControl
-from mqttbroker.admin.metrics import Metrics
-from mqttbroker.admin.sys_topics import SysTopics
+from mqttbroker.admin.control.control import MAX_VISITS, BrokerControl
+from mqttbroker.admin.metrics.figures import Metrics
+from mqttbroker.admin.metrics.sys_topics import SysTopics
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.rankings import SessionRankings
 from mqttbroker.net.listeners import OpenListener

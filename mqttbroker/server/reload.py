@@ -13,10 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from mqttbroker.admin.access import access_list
-from mqttbroker.admin.client_events import ClientEvents
-from mqttbroker.admin.http import HttpServer
-from mqttbroker.admin.stream_changes import StreamRefused
+from mqttbroker.admin.control.stream_changes import StreamRefused
+from mqttbroker.admin.events.client_events import ClientEvents
+from mqttbroker.admin.http.access import access_list
+from mqttbroker.admin.http.server import HttpServer
 from mqttbroker.auth.external_specs import EXTERNAL
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridges import Bridges

@@ -29,21 +29,21 @@ from bridge_spark.log.archive.archiver import Archiver
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.stream_log import StreamLogError, StreamLogs
 from mqttbroker import __version__, build_kind
-from mqttbroker.admin.access import access_list, streams_open
-from mqttbroker.admin.alarms import Alarms
-from mqttbroker.admin.client_events import ClientEvents
-from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.control import BrokerControl
-from mqttbroker.admin.control_runner import ControlRunner
-from mqttbroker.admin.data_files import restrict
-from mqttbroker.admin.data_version import with_programs
-from mqttbroker.admin.group_control import GroupControl, GroupsReport
-from mqttbroker.admin.history import History, Sampler
-from mqttbroker.admin.http import HttpServer
-from mqttbroker.admin.http_gate import Gate
-from mqttbroker.admin.metrics import Metrics
-from mqttbroker.admin.repair import SalvageReport
-from mqttbroker.admin.views import AuthenticatorStatus
+from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.groups import GroupControl, GroupsReport
+from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.control.views import AuthenticatorStatus
+from mqttbroker.admin.data.files import restrict
+from mqttbroker.admin.data.repair import SalvageReport
+from mqttbroker.admin.data.version import with_programs
+from mqttbroker.admin.events.alarms import Alarms
+from mqttbroker.admin.events.client_events import ClientEvents
+from mqttbroker.admin.http.access import access_list, streams_open
+from mqttbroker.admin.http.gate import Gate
+from mqttbroker.admin.http.server import HttpServer
+from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
+from mqttbroker.admin.metrics.figures import Metrics
+from mqttbroker.admin.metrics.history import History, Sampler
 from mqttbroker.auth.security import Security, http_ban_terms
 from mqttbroker.bridges.bridge import BridgeContext, BridgeStatus
 from mqttbroker.bridges.bridges import Bridges
@@ -85,8 +85,8 @@ from mqttbroker.system.service_manager import ServiceManager
 from sessions.store.interface import Recovered, Store, StoreError
 
 if TYPE_CHECKING:
-    from mqttbroker.admin.http_api import Operations
-    from mqttbroker.admin.http_application import HttpApplication
+    from mqttbroker.admin.http.api import Operations
+    from mqttbroker.admin.http.application import HttpApplication
 
 log = logging.getLogger("mqttbroker")
 audit = logging.getLogger("mqttbroker.audit")
@@ -393,17 +393,17 @@ class Server:
 
     def _http_application(self, gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
         """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
-        from mqttbroker.admin.http_accounts import AccountRoutes
-        from mqttbroker.admin.http_alarms import AlarmRoutes
-        from mqttbroker.admin.http_api import Api
-        from mqttbroker.admin.http_application import HttpApplication
-        from mqttbroker.admin.http_bridges import BridgeRoutes
-        from mqttbroker.admin.http_dashboard import dashboard_routes
-        from mqttbroker.admin.http_groups import GroupRoutes
-        from mqttbroker.admin.http_history import HistoryRoutes
-        from mqttbroker.admin.http_stream_admin import StreamAdminRoutes
-        from mqttbroker.admin.http_streams import StreamAccess
-        from mqttbroker.admin.http_trace import TraceRoutes
+        from mqttbroker.admin.http.accounts import AccountRoutes
+        from mqttbroker.admin.http.alarms import AlarmRoutes
+        from mqttbroker.admin.http.api import Api
+        from mqttbroker.admin.http.application import HttpApplication
+        from mqttbroker.admin.http.bridges import BridgeRoutes
+        from mqttbroker.admin.http.dashboard import dashboard_routes
+        from mqttbroker.admin.http.groups import GroupRoutes
+        from mqttbroker.admin.http.history import HistoryRoutes
+        from mqttbroker.admin.http.stream_admin import StreamAdminRoutes
+        from mqttbroker.admin.http.streams import StreamAccess
+        from mqttbroker.admin.http.trace import TraceRoutes
 
         settings, runner = self.settings.http, self.control_runner
         access = StreamAccess(self.streams)
@@ -467,8 +467,8 @@ class Server:
 
     def _operations(self) -> Operations:
         """The operations of the HTTP API."""
-        from mqttbroker.admin.backup import back_up
-        from mqttbroker.admin.http_api import Operations
+        from mqttbroker.admin.data.backup import back_up
+        from mqttbroker.admin.http.api import Operations
 
         backup_dir = self.settings.http.backup_dir
 

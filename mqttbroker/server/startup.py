@@ -6,7 +6,7 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from mqttbroker.admin.data_files import set_umask
+from mqttbroker.admin.data.files import set_umask
 from mqttbroker.config.files import with_user
 from mqttbroker.config.load import ConfigError, log_warning
 from mqttbroker.config.settings import Settings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from mqttbroker.admin.latency import Latency
+from mqttbroker.admin.metrics.latency import Latency
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.delivery.turns import TURN_WORK
 from mqttbroker.net.wire import FlushScheduler

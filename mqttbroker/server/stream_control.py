@@ -15,7 +15,7 @@ from typing import Any
 from bridge_spark.log.stream_config import StreamLogError
 from bridge_spark.log.stream_files import STREAMS, created_streams, mark_deleted
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.admin.stream_changes import Definition, StreamRefused
+from mqttbroker.admin.control.stream_changes import Definition, StreamRefused
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings, Stream
 from mqttbroker.config.stream_definition import DefinitionError, altered, complete, stream_of
@@ -52,7 +52,7 @@ def created_definitions(settings: Settings) -> dict[str, dict[str, Any]]:
 
 
 class StreamControl:
-    """Implements `mqttbroker.admin.stream_changes.StreamChanges`. ``streams`` is replaced, never changed.
+    """Implements `mqttbroker.admin.control.stream_changes.StreamChanges`. ``streams`` is replaced, never changed.
 
     ``definitions`` are those of the streams that were created at run time. ``wake`` makes the event loop hand the store
     what is to be written. ``changed`` is called with the streams in force after each change, on the loop. Streams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from mqttbroker.admin.views import WorkerStatus
+from mqttbroker.admin.control.views import WorkerStatus
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.system.memory_limit import ProcessesMemory
 

@@ -18,7 +18,7 @@ from bridge_spark.log.sealed.footer import load_footer, verify_file
 from bridge_spark.log.segment_names import is_sealed
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from disk.workload import PARTITIONS, History, Ident, Publication, SubscriptionChange, ident_of
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.repair import DATABASE
 from sessions.journal import AWAIT_PUBCOMP, AWAIT_PUBREC
 from sessions.store.writer import SqliteStore
 

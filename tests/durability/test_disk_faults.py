@@ -18,7 +18,7 @@ from support.core import wait_until
 from support.metric_samples import drops, samples
 from support.raw_client import RawClient
 
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.repair import DATABASE
 from mqttbroker.codec.packets import Puback, Publish, Pubrec
 from mqttbroker.codec.properties import Properties
 from sessions.store.interface import StoreError

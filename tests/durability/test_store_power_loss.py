@@ -17,7 +17,7 @@ from disk.fixtures import directory  # noqa: F401 - a fixture
 from disk.image import Disk
 from disk.layer import WRITE, Layer, calls
 
-from mqttbroker.admin.repair import check, repair
+from mqttbroker.admin.data.repair import check, repair
 
 MOMENTS = 60
 

@@ -139,6 +139,13 @@ ROOMS = {
         "nodes": "formats kafka shard",
         "shard_parts": "formats shards kafka log links retained shard bus streams nodes",
     },
+    "admin": {
+        "data": "",
+        "control": "",
+        "events": "",
+        "metrics": "data control events",
+        "http": "data control events metrics",
+    },
 }
 
 

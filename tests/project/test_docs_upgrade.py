@@ -17,8 +17,8 @@ from support.raw_client import RawClient
 from support.spark_session import python_path
 
 from mqttbroker import __version__
-from mqttbroker.admin.data_version import FORMATS, STORE
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.repair import DATABASE
+from mqttbroker.admin.data.version import FORMATS, STORE
 
 PAGE = (ROOT / "docs" / "upgrade.md").read_text(encoding="utf-8")
 STREAMS = {"streams": {"s": {"filters": ["s/#"], "partitions": 1}}}

@@ -12,8 +12,8 @@ from support.configuration_reference import RELEASED, UNRELEASED
 from support.paths import ROOT
 
 from mqttbroker import __version__
-from mqttbroker.admin.data_version import FORMATS
-from mqttbroker.admin.openapi import document
+from mqttbroker.admin.data.version import FORMATS
+from mqttbroker.admin.http.openapi import document
 
 pytestmark = pytest.mark.one_build
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mqttbroker.admin.control import BrokerControl
+from mqttbroker.admin.control.control import BrokerControl
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.access.policy import (

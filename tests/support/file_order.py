@@ -12,7 +12,7 @@ TESTS = ROOT / "tests"
 LONG = (
     "bridge_spark/tables/test_ingest_names.py", "mqttbroker/cluster/nodes/test_checks.py", "project/test_docs_examples.py",
     "chaos_spark/test_chaos_spark.py", "mqttbroker/net/test_fire_and_forget.py", "mqttbroker/admin/test_dashboard.py",
-    "project/test_docs_tutorial.py", "mqttbroker/admin/test_repair.py", "sessions/test_session_model.py",
+    "project/test_docs_tutorial.py", "mqttbroker/admin/data/test_repair.py", "sessions/test_session_model.py",
     "durability/test_disk_faults.py", "behaviour/test_stopped_process.py", "bridge_spark/tables/output/test_batch_table.py",
     "bridge_spark/tables/output/test_object_storage.py", "bridge_spark/log/sealed/test_sealer.py",
     "project/test_alerts_example.py", "bridge_spark/source/test_spark_connect.py", "project/test_bench.py",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from bridge_spark.log.stream_log import StreamLogs
-from mqttbroker.admin.access import AccessList
-from mqttbroker.admin.consumer_lag import ConsumerLag
-from mqttbroker.admin.http import HttpServer
-from mqttbroker.admin.http_application import HttpApplication
+from mqttbroker.admin.http.access import AccessList
+from mqttbroker.admin.http.application import HttpApplication
+from mqttbroker.admin.http.server import HttpServer
+from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
 
 
 def http_server(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mqttbroker.admin.control import BrokerControl
+from mqttbroker.admin.control.control import BrokerControl
 from mqttbroker.cluster.bus.bus import Barrier, Bus, LocalReceiver, first_mark
 from mqttbroker.cluster.bus.feed import FeedBatches
 from mqttbroker.cluster.log.body import encode_body

@@ -17,8 +17,8 @@ from bridge_spark.datasource import MqttDataSource
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source import http_client, http_storage
 from bridge_spark.source.storage import SegmentGone, StreamError, UnknownStream
-from mqttbroker.admin.access import AccessList, access_list
-from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.http.access import AccessList, access_list
+from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
 from mqttbroker.config.settings import Consumers, Http, Settings
 from mqttbroker.core.access.policy import AllowAll
 

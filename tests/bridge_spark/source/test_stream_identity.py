@@ -17,7 +17,7 @@ from bridge_spark.datasource import MqttDataSource, MqttStreamReader
 from bridge_spark.log.incarnation import INCARNATION_FILE, read_incarnation
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from bridge_spark.source.storage import StreamError
-from mqttbroker.admin.backup import back_up, restore
+from mqttbroker.admin.data.backup import back_up, restore
 
 CONFIG = {"allow_anonymous": True, "streams": {"flow": {"filters": ["flow/#"], "partitions": 1}}}
 

@@ -14,8 +14,8 @@ from support.http_server import http_server
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from fuzz.guided.target import Target
 from fuzz.verdict import Finding
-from mqttbroker.admin.access import access_list
-from mqttbroker.admin.consumer_lag import ConsumerLag
+from mqttbroker.admin.http.access import access_list
+from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
 from mqttbroker.config.settings import Consumers, Settings
 from mqttbroker.config.settings import Http as HttpSettings
 from mqttbroker.core.access.policy import AllowAll
@@ -31,11 +31,11 @@ class Http(Target):
     """The lines of an input are method, path, Range, Authorization; the rest is the body."""
 
     modules = (
-        "mqttbroker.admin.http",
-        "mqttbroker.admin.http_consumers",
-        "mqttbroker.admin.http_streams",
-        "mqttbroker.admin.http_gate",
-        "mqttbroker.admin.access",
+        "mqttbroker.admin.http.server",
+        "mqttbroker.admin.http.consumers",
+        "mqttbroker.admin.http.streams",
+        "mqttbroker.admin.http.gate",
+        "mqttbroker.admin.http.access",
         "bridge_spark.source.consumers",
     )
     max_bytes = 500

@@ -10,7 +10,7 @@ from support.command_line import one_line, run
 from support.full_store import CHANGES, overwrite
 from support.raw_client import RawClient
 
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.repair import DATABASE
 from mqttbroker.cli.store_commands import COMMANDS
 
 

@@ -15,9 +15,9 @@ from support.core_sessions import drain, durable
 from support.manual_loop import Loop, Timer, Transport
 from support.metric_samples import samples
 
-from mqttbroker.admin.metrics import Metrics
-from mqttbroker.admin.metrics_text import metrics_text
-from mqttbroker.admin.sys_topics import SysTopics
+from mqttbroker.admin.metrics.figures import Metrics
+from mqttbroker.admin.metrics.sys_topics import SysTopics
+from mqttbroker.admin.metrics.text import metrics_text
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
 from mqttbroker.codec.properties import Properties

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mqttbroker.admin.access import VIEW, Principal, Right
-from mqttbroker.admin.http_api import BAN_KEY, CLIENT_FILTERS, EXACT_FILTER, NEW_BAN, OF_PROTOCOL
-from mqttbroker.admin.http_operations import CURSOR, LIMIT, Call
-from mqttbroker.admin.http_parameters import Field
-from mqttbroker.admin.request_error import RequestError
+from mqttbroker.admin.http.access import VIEW, Principal, Right
+from mqttbroker.admin.http.api import BAN_KEY, CLIENT_FILTERS, EXACT_FILTER, NEW_BAN, OF_PROTOCOL
+from mqttbroker.admin.http.operations import CURSOR, LIMIT, Call
+from mqttbroker.admin.http.parameters import Field
+from mqttbroker.admin.http.request_error import RequestError
 from mqttbroker.core.access.bans import Bans, BanTerms
 from mqttbroker.core.sessions.own_shard import shard_of
 from mqttbroker.node.core_http import CoreAnswer, CoreAway

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from mqttbroker.admin.access import VIEW, Principal
-from mqttbroker.admin.request_error import RequestError
+from mqttbroker.admin.http.access import VIEW, Principal
+from mqttbroker.admin.http.request_error import RequestError
 from mqttbroker.config.settings import Settings
 from mqttbroker.node.core_http import CoreAway, CoreHttp
 

@@ -19,7 +19,7 @@ from support.certificates import CertificateFiles
 from support.command_line import one_line, run
 from support.raw_client import RawClient
 
-from mqttbroker.admin.repair import DATABASE
+from mqttbroker.admin.data.repair import DATABASE
 
 TLS = '[[listeners]]\ntype = "tls"\nport = 0\ncertfile = "{directory}/server.pem"\nkeyfile = "{directory}/server.key"\n'
 

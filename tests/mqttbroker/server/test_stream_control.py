@@ -17,7 +17,7 @@ from support.raw_client import RawClient
 
 from bridge_spark.log.check import check_partition
 from bridge_spark.log.record_batch import decode_messages, iter_batches
-from mqttbroker.admin.repair import check
+from mqttbroker.admin.data.repair import check
 from mqttbroker.cli.main import main
 
 pytestmark = pytest.mark.one_build

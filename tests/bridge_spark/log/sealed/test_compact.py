@@ -33,7 +33,7 @@ from bridge_spark.log.sealed.reader import SealedFile
 from bridge_spark.log.sealed.sealer import Sealer
 from bridge_spark.log.segment_names import is_sealed, sealed_file_in, segment_offsets
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
-from mqttbroker.admin.repair import check
+from mqttbroker.admin.data.repair import check
 from sessions.message import Message
 
 pytestmark = pytest.mark.one_build

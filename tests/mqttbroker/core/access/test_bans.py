@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.core import Core, believe_user_names
 
-from mqttbroker.admin.control import ControlError
+from mqttbroker.admin.control.control import ControlError
 from mqttbroker.codec.reason_codes import BANNED
 from mqttbroker.config.settings import Bans as BanSettings
 from mqttbroker.config.settings import Settings

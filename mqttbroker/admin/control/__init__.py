@@ -1,0 +1,1 @@
+"""Queries and commands on a running broker."""

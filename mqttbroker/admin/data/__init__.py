@@ -1,0 +1,1 @@
+"""The data directory: backup, repair, permissions and versions."""

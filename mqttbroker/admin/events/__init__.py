@@ -1,0 +1,1 @@
+"""Alarms and client events."""

@@ -1,0 +1,1 @@
+"""The HTTP server: streams for readers, metrics, health and the administration API."""

@@ -1,0 +1,1 @@
+"""Figures of a running broker: `/metrics`, `$SYS`, histograms, history, consumer lag."""
