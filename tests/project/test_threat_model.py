@@ -49,7 +49,7 @@ def test_every_setting_and_metric_that_the_text_names_exists() -> None:
     words = set(re.findall(r"`([a-z]+_[a-z_]+|bans|origins)(?: = [^`]*)?`", TEXT))
     metrics = {word for word in words if word.startswith("mqttbroker_")}
     assert words - metrics - {"path", "filter"} <= keys
-    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mqttbroker" / "admin").glob("*.py"))
+    source = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "mqttbroker" / "admin").rglob("*.py"))
     for name in metrics:
         assert name.removeprefix("mqttbroker_").removesuffix("_total") in source, name
 

@@ -25,7 +25,7 @@ Start = Callable[..., BrokerProcess]
 
 
 def run_logging(code: str, env: dict[str, str] | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
-    program = f"import logging\nfrom mqttbroker import logs\nfrom mqttbroker.logs.output import Destinations\n{code}"
+    program = f"import logging\nfrom mqttbroker.logs import output as logs\nfrom mqttbroker.logs.output import Destinations\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output="stderr" not in more, text=True, timeout=50,
                           check=True, env={**os.environ, **(env or {})}, **more)  # fmt: skip
 
