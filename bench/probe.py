@@ -2,7 +2,7 @@
 """The `mqttbroker` command with a probe in the event loop, for bench/pauses.py and bench/bystanders.py.
 
 A timer is due every millisecond. The CPU time of the loop's thread between two calls is a "hold", or a "batch" if at
-least ten packets per millisecond were received: then many clients were served. Those over a millisecond and all garbage
+least ten packets per millisecond were received: then many clients were served. Holds and batches over a millisecond and all garbage
 collections ("gc0" to "gc2") are written to the file BENCH_PROBE when the broker ends, as a JSON list of
 [kind, monotonic seconds, milliseconds]. Connection workers have the same probe, with "worker" before each kind and their
 numbers behind the name of the file; it knows no packets, so all are holds there.

@@ -1,4 +1,4 @@
-"""Those that wait until a session's client can be sent more."""
+"""Objects that wait until a session's client can be sent more."""
 
 from __future__ import annotations
 

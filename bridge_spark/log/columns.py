@@ -41,7 +41,7 @@ class PropertyError(ValueError):
 
 
 class Properties:
-    """Those properties of one PUBLISH that have columns; None if absent."""
+    """The properties of one PUBLISH that have columns; None if absent."""
 
     __slots__ = ("content_type", "response_topic", "correlation_data", "user_properties")
 

@@ -56,7 +56,7 @@ def parse_incarnation(document: Any) -> Incarnation:
 
 
 def read_incarnation(directory: Path) -> Incarnation:
-    """That of the stream in `directory`; unknown without a file.  Raises `ValueError` if it is damaged, or `OSError`."""
+    """The incarnation of the stream in `directory`; unknown without a file.  Raises `ValueError` if it is damaged, or `OSError`."""
     path = directory / INCARNATION_FILE
     try:
         return parse_incarnation(json.loads(path.read_bytes()))
@@ -72,7 +72,7 @@ def write_incarnation(directory: Path, incarnation: Incarnation) -> None:
 
 
 def make_incarnation(directory: Path) -> Incarnation:
-    """That of the stream in `directory`, which gets an id if it has none, or if its file is damaged.  Raises `OSError`."""
+    """The incarnation of the stream in `directory`, which gets an id if it has none, or if its file is damaged.  Raises `OSError`."""
     try:
         found = read_incarnation(directory)
     except ValueError as error:

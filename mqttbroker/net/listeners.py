@@ -338,7 +338,7 @@ class OpenListener:
 
     @property
     def descriptors(self) -> list[int]:
-        """Those of the listening sockets."""
+        """The descriptors of the listening sockets."""
         return [sock.fileno() for sock, _ in self._sockets]
 
     def setup(self) -> ListenerSetup:

@@ -1,7 +1,7 @@
 """Listening sockets that this process did not open: systemd passes them (sd_listen_fds(3)), and so does a broker that
 restarts itself. A connection that comes meanwhile waits in the socket's queue.
 
-A listener takes the sockets that have its address, whatever their names are. Those that a broker has bound have the
+A listener takes the sockets that have its address, whatever their names are. Sockets that a broker has bound have the
 name `OWN`, so that the next broker knows them from the sockets of a systemd socket unit, which belong to systemd.
 """
 

@@ -85,7 +85,7 @@ class FlushScheduler:
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
         self._partly_written: list[Connection] = []  # in this flush
         self._left_over: list[Connection] = []  # connections with long outboxes, or for which there was no time
-        # Those to be written before clients that send much, or to a crowd, are read again.
+        # Connections to be written before clients that send much, or to a crowd, are read again.
         self._round: i64 = 0  # end of the round in `_left_over`
         self._written: i64 = 0  # how many of them are done
         self._flushes = 0  # that this round has taken

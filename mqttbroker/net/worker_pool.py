@@ -255,7 +255,7 @@ class WorkerPool:
             worker.send_directory(directory)
 
     def descriptors(self) -> list[int]:
-        """Those of all listening sockets."""
+        """The descriptors of all listening sockets."""
         return [descriptor for listener in self.listeners for descriptor in listener.descriptors]
 
     async def start(self) -> None:

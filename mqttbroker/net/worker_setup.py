@@ -1,6 +1,6 @@
 """The values that the broker and a connection worker exchange, other than clients' bytes.
 
-Those for a worker are pickled: it trusts the broker. Those from a worker are JSON, because a worker handles the bytes
+Values for a worker are pickled: it trusts the broker. Values from a worker are JSON, because a worker handles the bytes
 of unknown clients. A message that no honest worker sends raises LinkError.
 """
 

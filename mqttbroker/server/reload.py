@@ -95,7 +95,7 @@ class Reloader:
 
     @property
     def problems(self) -> list[str]:
-        """Those of the last reload."""
+        """The problems of the last reload."""
         return self.last.problems
 
     def start(self) -> None:

@@ -98,7 +98,7 @@ GC_THRESHOLDS = (2_000, 2, 10 * GC_FULL)
 
 
 class BrokerParts(Protocol):
-    """The parts that a broker on its own and the core of a cluster's shard have different ones of: `OwnParts`, `ShardCore`."""
+    """The parts that depend on where the broker stores its rows: `OwnParts` of a single broker, `ShardCore` of a shard."""
 
     @property
     def clustered(self) -> bool:
@@ -110,7 +110,7 @@ class BrokerParts(Protocol):
 
     @property
     def definitions(self) -> Mapping[str, Mapping[str, Any]]:
-        """Those of the streams that were created at run time."""
+        """The definitions of the streams that were created at run time."""
 
     @property
     def stream_logs(self) -> StreamLogs:

@@ -106,7 +106,7 @@ class CoreLink:
 
 
 class CoreLinks:
-    """Those of all shards. ``host`` and ``port`` are the address of this node: clients that any core can have go to its
+    """The links to the cores of all shards. ``host`` and ``port`` are the address of this node: clients that any core can have go to its
     own cores, at ``port`` + 1 + shard, if it has any."""
 
     def __init__(self, loop: Any, connect: Callable[[int, LinkAddress, WorkerLink], Awaitable[None]], host: str, port: int) -> None:

@@ -175,7 +175,7 @@ class HeldClient:
 
     @property
     def client_id(self) -> str:
-        """That of the CONNECT; empty if any core can have the client."""
+        """The client id of the CONNECT; empty if any core can have the client."""
         return "" if self._first.connect is None else self._first.connect.client_id
 
     # -- the socket -------------------------------------------------------------

@@ -96,7 +96,7 @@ class Assignment:
                 held[target].append(partition)
         least: int = len(targets) // len(members)
         larger: int = len(targets) % len(members)  # members with one more
-        # Those with the most partitions keep one more; of equal ones, those that joined first.
+        # Members with the most partitions keep one more; of equal ones, the members that joined first.
         for member in sorted(members, key=lambda each: -len(held[each])):
             most = least + 1 if larger > 0 else least
             if larger > 0:

@@ -302,7 +302,7 @@ class Follower:
         pages = [tables.read_page(request) for request in write_set.pages]
         for page, request in zip(pages, write_set.pages):
             if request.until_seq:
-                # Those changes may have later entries, which the client was offered while the page was read.
+                # The changes may have later entries, which the client was offered while the page was read.
                 page.rows = [row for row in page.rows if row.seq <= request.until_seq]
         return pages
 

@@ -76,8 +76,8 @@ class CommitLog(Protocol):
         """Call ``change(ends)`` on the thread that commits, between two commits, and after everything committed is in
         the stream log, as far as the disk allows; never blocks.
 
-        ``ends`` are the ends of the partitions that take records. Those that the change adds take records afterwards;
-        those that it removes take none, and the records that wait for them are dropped. It raises nothing.
+        ``ends`` are the ends of the partitions that take records. Partitions that the change adds take records afterwards;
+        partitions that it removes take none, and the records that wait for them are dropped. It raises nothing.
         """
 
     def stop(self) -> None:

@@ -6,7 +6,7 @@ from chaos_cluster.outages import Outages
 
 
 def outages(faults: dict[float, str], *acknowledged: float) -> dict[str, list[float]]:
-    """Those of one shard."""
+    """The outages of one shard."""
     found = Outages(1, 0.0)
     for now in acknowledged:
         found.acknowledged(0, now)

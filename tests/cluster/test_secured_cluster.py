@@ -129,7 +129,7 @@ def test_messages_cross_nodes(cluster: ClusterNodes, qos: int) -> None:
 
 
 def addresses(cluster: ClusterNodes, key: str = "") -> Iterator[tuple[LinkAddress, str, int]]:
-    """Those of all cores that own a shard, with the name of the node; with a key of links, or none."""
+    """The addresses of all cores that own a shard, with the name of the node; with a key of links, or none."""
     for shard in cluster.nodes[0].cluster()["shards"]:
         host, _, port = shard["address"].rpartition(":")
         yield LinkAddress(host, int(port), key), shard["owner"], shard["shard"]

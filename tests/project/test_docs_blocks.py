@@ -160,7 +160,7 @@ mqttbroker() {
   esac
 }
 """
-# That of a Mosquitto 2.0 without clients.
+# The database of a Mosquitto 2.0 without clients.
 MOSQUITTO_DATABASE = "ALUAbW9zcXVpdHRvIGRiAAAAAAAAAAYAAAABAAAAEDQAAAAAAAAAAQgAAAAAAAA="
 OPERATORS = {"|", ">", "<", "&", "&&", ";"}
 PREPARED = {

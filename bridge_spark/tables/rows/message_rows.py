@@ -158,9 +158,9 @@ class MessageRows:
         return [*(name for name, _ in self._columns), *self._schema.fieldNames()]
 
     def late(self, messages: DataFrame, watermark: int) -> DataFrame:
-        """Those of ``messages`` that parse and whose event time is not after the watermark (milliseconds).
+        """The rows of ``messages`` that parse and whose event time is not after the watermark (milliseconds).
 
-        They have that reason as dead letters.
+        Their dead letters have this reason.
         """
         found = self.with_event_time(self.parse(messages))
         late = found.where(F.col(REASON).isNull() & (F.col(EVENT_TIME) <= F.timestamp_millis(F.lit(watermark))))

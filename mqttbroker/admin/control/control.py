@@ -488,7 +488,7 @@ class BrokerControl:
         return self._level_cursors.open(_LevelListing(self._broker, parent))
 
     def levels(self, cursor: int, limit: int = 100, readable: Callable[[str], bool] | None = None) -> Slices[LevelPage]:
-        """The next levels of a cursor. Those without a topic for which ``readable`` holds are left out.
+        """The next levels of a cursor. Levels without a topic for which ``readable`` holds are left out.
 
         To find one it visits all topics below a level, unless ``readable`` is None: every topic is readable.
         """

@@ -89,7 +89,7 @@ class Alarms:
 
     @property
     def active(self) -> list[Alarm]:
-        """Those that last, the oldest first."""
+        """The alarms that last, the oldest first."""
         return list(self._active.values())
 
     @property

@@ -94,7 +94,7 @@ def _targets(
             put(shard, current[shard] or "")
     lacking = [shard for shard in range(shards) if targets[shard] is None]
     failed_over = False
-    # Those without an owner go to a node that can serve them at once, even if that has more than its share.
+    # Shards without an owner go to a node that can serve them at once, even if that has more than its share.
     for shard in sorted(lacking, key=lambda one: current[one] is not None):
         warm = [node for node in able if shard in members[node].warm]
         if warm and current[shard] is None:

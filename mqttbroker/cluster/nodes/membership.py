@@ -99,7 +99,7 @@ def make_directory(generation: int, infos: list[NodeInfo], shards: int, standbys
     refused = []
     pins: dict[int, tuple[str, float]] = {}
     spoken: Versions | None = None
-    # Those that serve shards stay, whatever their clocks said at their start.
+    # Nodes that serve shards stay, whatever their clocks said at their start.
     for info in sorted(infos, key=lambda one: (not one.owned, one.start, one.node)):
         common = info.formats if spoken is None else spoken.common(info.formats)
         if info.node in members or common is None:

@@ -1,6 +1,6 @@
 """The retained messages of all shards for the new subscriptions of one core.
 
-Those of the own shard are read from memory, the others in pages from the cores that keep them, one page at a time, when the
+Messages of this core's shard are read from memory, the others in pages from the cores that keep them, one page at a time, when the
 subscriber has room. A core that is away is asked when it is back. A message that was replaced since its page was asked for is not
 sent: the subscriber got the newer one when it was published.
 """

@@ -300,7 +300,7 @@ class _Part:
         self.size += message.size
 
     def batches(self) -> list[tuple[TopicPartition, Any]]:
-        """Those of a partition in their order."""
+        """The batches, those of one partition in their order."""
         return [(place, batch) for place, batches in self._batches.items() for batch in batches]
 
 

@@ -219,7 +219,7 @@ class StreamImport:
 
 
 class Producers:
-    """The connections to Kafka that write. Those for gaps are made when they are needed."""
+    """The connections to Kafka that write. The connections for gaps are made when they are needed."""
 
     def __init__(self, connection: dict[str, Any], cluster: str, most_bytes: int) -> None:
         self.most_bytes = most_bytes  # of a record

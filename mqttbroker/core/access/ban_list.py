@@ -143,5 +143,5 @@ class BanList:
         return ended
 
     def all(self) -> list[Ban]:
-        """Those of operators first."""
+        """All bans, those by operators first."""
         return [ban for table in self._tables.values() for ban in table.values()]

@@ -18,7 +18,7 @@ from mqttbroker.config.settings import Cluster, Settings
 
 @pytest.fixture
 def core(tmp_path: Path) -> ShardCore:
-    """That of shard 2 of 4, which serves clients."""
+    """The core of shard 2 of 4, which serves clients."""
     cluster = Cluster(engine="kafka", bootstrap_servers=("127.0.0.1:1",), node="n", shards=4)
     setup = CoreSetup(Settings(cluster=cluster), b"cc", "n", "127.0.0.1", "d", "key")
     core = ShardCore(setup, 2, tmp_path, lambda reason: None)

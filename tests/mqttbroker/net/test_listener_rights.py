@@ -122,7 +122,7 @@ def denied(listeners: BrokerWithListeners) -> float:
 
 
 def denied_at(listeners: BrokerWithListeners, place: str) -> float:
-    """Those of them to or from clients of one listener."""
+    """Denied messages to or from clients of one listener."""
     listener = f"{listeners.directory / place}.sock"
     return samples(listeners.process.get("/metrics"))[f"mqttbroker_messages_dropped_total/not_authorized/{listener}"]
 
