@@ -196,11 +196,9 @@ class PacketReader(PacketBuffer):
                 protocol.check_allowed(first >> 4)
                 protocol.check_connect_size(first, data, body, self._needed)
                 break
-            count += 1
             packet_type: i64 = first >> 4
             if packet_type == PUBLISH and connection.state == CONNECTED:
                 if not protocol.publish_handler().handle(data, position, body, end, first):
-                    count -= 1
                     connection.halt()
                     break
                 if router.work >= WORK_LIMIT:
@@ -215,6 +213,7 @@ class PacketReader(PacketBuffer):
                 protocol.control(packet_type, first & 15, data, body, end)
                 if router.work >= WORK_LIMIT:
                     connection.halt()
+            count += 1
             position = end
         connection.outbound.counters.messages_received += count
         if position >= stop:

@@ -127,53 +127,72 @@ class PublishHandler:
         route = self._route(topic)
         if route is None:
             return False
-        counters = connection.outbound.counters
-        counters.publish_received += 1
         payload_size: i64 = end - payload
-        counters.publish_bytes_received += payload_size
         if alias and properties is not None:
             encoded = properties.without_alias()
             available = data[payload:end]
-            size: i64 = end - payload
-            data = publish_with_topic_name(first, topic, data[topic_end:rest], encoded, available, size - len(available))
+            data = publish_with_topic_name(first, topic, data[topic_end:rest], encoded, available, payload_size - len(available))
             payload = len(data) - len(available)
             rest = payload - len(encoded)
             topic_end = rest - 2 if qos else rest
             body = topic_end - 2 - len(topic)
             start = 0
-            end = payload + size
+            end = payload + payload_size
         if self.restricted or route.reserved or first & 1 == 1:
-            if self._rejects(route, first, packet_id, end - payload):
+            if self._rejects(route, first, packet_id, payload_size):
+                self._count(payload_size)
                 return True
         if first == 0x30 and route.direct:
+            self._count(payload_size)
             targets = route.targets_for(connection.session)
             if route.remotes:
                 targets = targets + route.remotes
             packet = data[start:end]
             self._forward_qos0(packet, rest - start, payload - start, connection.version, route, targets, properties, more)
             return True
+        known: bool = False  # a message at QoS 2 with this packet id was received, and is not released
+        full: bool = False
         if qos:
+            session = cast(Session, connection.session)
+            known = len(session.received) > 0 and packet_id in session.received
             if route.remaining_length != end - body:
                 route.set_header(end - body, data[start + 1 : topic_end])
-            if first & 9 == 0 and self._needs_no_store(route, qos, packet_id):
+            if first & 9 == 0 and not known and self._needs_no_store(route, qos):
+                self._count(payload_size)
                 self._forward_unpersisted(data[rest:end], route, first, packet_id, payload - rest, properties, more)
                 return True
+            full = connection.version >= 5 and not known and self._receive_maximum_reached(session)
         if route.large and not self.broker.publisher.fan_out.done:
-            counters.publish_received -= 1
-            counters.publish_bytes_received -= payload_size
             self.broker.publisher.fan_out.wait(connection)
             return False
+        if full and connection.acks.length:
+            # A packet that is not handled is not received, so a client that sends more at once than it may has to wait.
+            connection.acks.awaited = True
+            return False
+        self._count(payload_size)
+        if full:  # only PUBRELs of the client's own would make room [MQTT-3.3.4-7]
+            connection.outbound.counters.limit_reached("receive_maximum")
+            raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         if route.work:
             self.broker.router.work += route.work
         whole: bytes = data[rest:end] if more is None else b"".join((data[rest:end], *more))
         if qos == 0:
             self._publish_qos0(whole, route, first, payload - rest, properties)
-        elif not self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties):
-            counters.publish_received -= 1
-            counters.publish_bytes_received -= payload_size
-            connection.acks.awaited = True
-            return False
+        else:
+            self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties, known)
         return True
+
+    def _count(self, payload_size: i64) -> None:
+        """The packet is handled in this call."""
+        counters = self.connection.outbound.counters
+        counters.publish_received += 1
+        counters.publish_bytes_received += payload_size
+
+    def _receive_maximum_reached(self, session: Session) -> bool:
+        connection = self.connection
+        # The quota of an earlier connection does not count (section 4.9).
+        in_flight: i64 = connection.acks.unfinished + len(session.received) - session.received_earlier
+        return in_flight >= connection.terms.receive_maximum
 
     # -- forwarding received bytes ----------------------------------------------
 
@@ -230,8 +249,8 @@ class PublishHandler:
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
-    def _needs_no_store(self, route: Route, qos: i64, packet_id: i64) -> bool:
-        """Whether a QoS 1 or 2 message is for connected clients only and may be acknowledged at once."""
+    def _needs_no_store(self, route: Route, qos: i64) -> bool:
+        """Whether a new QoS 1 or 2 message is for connected clients only and may be acknowledged at once."""
         connection = self.connection
         broker = self.broker
         if not route.unpersisted or connection.acks.length or broker.refuse_when_full:
@@ -245,7 +264,6 @@ class PublishHandler:
             return not received
         return (
             (len(received) < connection.terms.receive_maximum or connection.version < 5)
-            and packet_id not in received
             and not session.received_full
             and (session.id == 0 or broker.journal.gated)
         )
@@ -355,63 +373,45 @@ class PublishHandler:
         packet_id: i64,
         payload: i64,
         properties: PublishProperties | None,
-    ) -> bool:
+        known: bool,
+    ) -> None:
         """Publish, and acknowledge when everything that is to be stored is on disk.
 
-        False if Receive Maximum is reached while acknowledgements wait for a commit. A packet that is not handled is not
-        received, so a client that sends more at once than it may has to wait; it is disconnected if only PUBRELs of its
-        own make room.
+        ``known``: the session has received the packet id at QoS 2 before.
         """
         broker = self.broker
         connection = self.connection
-        session = connection.session
-        assert session is not None
-        received = session.received
+        session = cast(Session, connection.session)
         acks = connection.acks
-        if (
-            connection.version >= 5
-            and acks.unfinished + len(received) >= connection.terms.receive_maximum
-            # The quota of an earlier connection does not count (section 4.9).
-            and acks.unfinished + len(received) - session.received_earlier >= connection.terms.receive_maximum
-            and packet_id not in received
-        ):
-            if acks.length:
-                return False
-            # [MQTT-3.3.4-7]
-            connection.outbound.counters.limit_reached("receive_maximum")
-            raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
         outgoing = self._outgoing(route, rest, first, payload, properties)
         message = outgoing.message
         journal = broker.journal
         publisher = broker.publisher
-        if (
-            (route.durable or broker.refuse_when_full)
-            and packet_id not in received
-            and not publisher.has_room(route, message.size, session)
-        ):
-            self._refuse(message.qos, packet_id)
-            return True
-        if message.qos == 2 and packet_id not in received and session.received_full:
-            self._refuse(2, packet_id)
-            return True
+        if not known:
+            if (route.durable or broker.refuse_when_full) and not publisher.has_room(route, message.size, session):
+                self._refuse(message.qos, packet_id)
+                return
+            if message.qos == 2 and session.received_full:
+                self._refuse(2, packet_id)
+                return
         if message.qos == 1 and not route.durable and not message.retain and acks.length == 0:
             if route.matched:
                 connection.send_ack(PUBACK, packet_id)
             else:
                 connection.send(encode_ack(PUBACK, packet_id, NO_MATCHING_SUBSCRIBERS, connection.version))
             publisher.publish(outgoing, route, session, None)
-            return True
+            return
         gate: AckGate
         if message.qos == 1:
             gate = AckGate(connection, PUBACK, packet_id)
         else:
             gate = AckGate(connection, PUBREC, packet_id)
-            if packet_id in received:  # [MQTT-4.3.3-10]
+            if known:  # [MQTT-4.3.3-10]
                 session.received_again(packet_id)
                 if session.id != 0 and journal.gated:
                     journal.wait_for_received(gate, session.id, packet_id)
                 acks.submit(gate)
-                return True
+                return
             session.add_received(packet_id, False)
         if connection.version >= 5 and not route.matched and not route.logged:
             gate.reason_code = NO_MATCHING_SUBSCRIBERS
@@ -423,7 +423,6 @@ class PublishHandler:
             if journal.gated:
                 journal.wait_for_commit(gate)
         acks.submit(gate)
-        return True
 
     def _outgoing(self, route: Route, rest: bytes, first: i64, payload: i64, properties: PublishProperties | None) -> Outgoing:
         """The message of a QoS 1 or 2 packet, with the parts of the packet that may be sent again."""
