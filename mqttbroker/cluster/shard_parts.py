@@ -41,11 +41,11 @@ from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.own_shard import OwnShard
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link import Link
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import RELEASING
 from mqttbroker.net.listeners import OpenListener, defect
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import JoinedClients
 from mqttbroker.net.worker_pool import most_sockets
 from mqttbroker.net.worker_setup import listener_name

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from mypy_extensions import i64
 
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_frames import (
     ABORT,
     ACCEPTED,
@@ -27,7 +28,7 @@ from mqttbroker.net.link_frames import (
     data_prefix,
     number_bytes,
 )
-from mqttbroker.net.wire import READ_PAUSE, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_PAUSE, Wire
 
 WINDOW: Final = 262_144  # bytes of one client that a worker sends before the broker has taken some
 SEND_WINDOW: Final = 524_288  # bytes for one client after which nothing more is written until the worker has sent some

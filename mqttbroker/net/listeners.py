@@ -22,6 +22,7 @@ from mqttbroker.config.settings import Listener
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
 from mqttbroker.net.file_version import file_version
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
@@ -30,7 +31,7 @@ from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
 from mqttbroker.net.tls import FileProblem, ListenerContext, server_context
 from mqttbroker.net.tls_transport import TlsClient
-from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import Endpoint, Wire
 from mqttbroker.net.worker_setup import ListenerSetup
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ class OpenListener:
             if number % SWEPT == 0:
                 await asyncio.sleep(0)
             wire = connection.wire
-            if wire is None or wire.listener_policy is not self.listener_policy:
+            if not isinstance(wire, Wire) or wire.endpoint.policy is not self.listener_policy:
                 continue
             if self._is_revoked(wire.transport.get_extra_info("ssl_object")):
                 self.scheduler.update_clock()

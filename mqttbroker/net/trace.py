@@ -15,10 +15,12 @@ from mqttbroker.codec import packets
 from mqttbroker.codec.properties import decode_properties
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.terms.networks import address_of
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.packet_log import fixed_header
 from mqttbroker.net.pcap import Conversation
-from mqttbroker.net.wire import FlushScheduler, Wire
+from mqttbroker.net.wire import Wire
 from topic_matcher.filters import matches
 
 KEPT = 65_536  # bytes of a packet that a trace has at most
@@ -228,11 +230,11 @@ class Tracer:
         self._scheduler.on_opened = self._opened
         self._tap(trace, [one for one in self._broker.clients.connections if not one.closed])
 
-    def _opened(self, wire: Wire) -> None:
+    def _opened(self, wire: ClientWire) -> None:
         if len(self._taps) >= self._sweep_at:
             self._forget_closed()
             self._sweep_at = 2 * len(self._taps) + SWEPT
-        if self._trace is not None:
+        if self._trace is not None and isinstance(wire, Wire):
             self._taps[wire] = Tap(self._trace, wire)
 
     def _tap(self, trace: Trace, left: list[Any]) -> None:
@@ -242,7 +244,7 @@ class Tracer:
         again = []
         for connection in left[:TAPPED_AT_ONCE]:
             wire = connection.wire
-            if connection.closed or wire is None or wire.traced:
+            if connection.closed or not isinstance(wire, Wire) or wire.traced:
                 continue
             if connection.session is not None and not trace.where.admits(connection.client_id, connection.peer):
                 continue

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link import Link, LinkTransport
 from mqttbroker.net.link_frames import (
     ABORT,
@@ -31,7 +32,6 @@ from mqttbroker.net.link_frames import (
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.proxied_sockets import ProxiedPeer
 from mqttbroker.net.tls import ListenerContext
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_setup import Failed, Joined, Opened, Secured, from_worker, listener_index, listener_name
 
 log = logging.getLogger("mqttbroker.network")

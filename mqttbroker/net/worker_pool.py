@@ -17,9 +17,9 @@ from contextlib import suppress
 from typing import Any
 
 from mqttbroker.config.settings import Log
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_frames import DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
 from mqttbroker.net.worker_setup import Directory, FrontSetup, Holds, WorkerSetup, decode_problems, decode_status, from_worker
 from mqttbroker.system.defects import keep_running, report_defect

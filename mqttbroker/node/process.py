@@ -39,12 +39,12 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.net import worker_setup
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.net.tls import FileProblem, http_context
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import FrontSetup, listener_name
 from mqttbroker.node.core_http import CoreAway, CoreHttp

@@ -11,9 +11,9 @@ from mqttbroker.admin.data.repair import DATABASE, recover
 from mqttbroker.admin.data.version import record_program
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.server.assembly import stream_config
 from mqttbroker.server.config_check import unsealed
 from mqttbroker.server.stream_control import created_definitions, with_created_streams

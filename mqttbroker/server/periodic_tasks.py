@@ -13,8 +13,8 @@ from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.admin.metrics.sys_topics import SysTopics
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.rankings import SessionRankings
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listeners import OpenListener
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.server.reload import Reloader
 
 log = logging.getLogger("mqttbroker")

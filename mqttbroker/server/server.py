@@ -56,13 +56,14 @@ from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, Authenticat
 from mqttbroker.core.broker import Broker
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.logs.output import close
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.tls import FileProblem, ListenerContext, http_context
 from mqttbroker.net.trace import Tracer
-from mqttbroker.net.wire import Endpoint, FlushScheduler
+from mqttbroker.net.wire import Endpoint
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.server import startup
 from mqttbroker.server.assembly import bridge_terms, build_broker, listener_policy, restore

@@ -8,7 +8,7 @@ import logging
 from mqttbroker.admin.metrics.latency import Latency
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.delivery.turns import TURN_WORK
-from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.server.stream_reads import StreamReads
 from sessions.store.disk import is_full
 from sessions.store.interface import Store

@@ -19,7 +19,7 @@ from support.stream_client import StreamClient, WebSocketStream, tcp_socket
 
 from mqttbroker.codec.packets import Connack, Connect, Disconnect, Pingreq, Pingresp
 from mqttbroker.core.terms.deadline import Deadline
-from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.flush import FlushScheduler
 
 DEADLINE = 4  # seconds: keep alive, and the time for a CONNECT
 STOPPED = 1.75 * DEADLINE

@@ -25,6 +25,7 @@ from mqttbroker.core.access.policy import (
     Identity,
 )
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.packets.packet_reader import PacketReader
 from mqttbroker.core.packets.protocol import Protocol
 from mqttbroker.server.assembly import build_broker, listener_terms, restore
@@ -184,6 +185,41 @@ class Core:
         return client
 
 
+class MemoryWire(ClientWire):
+    """The wire of a client without a socket."""
+
+    def __init__(self, core: Core) -> None:
+        super().__init__()
+        self.core = core
+
+    @property
+    def worker(self) -> int:
+        return 0
+
+    @property
+    def certificate(self) -> Any:
+        return None
+
+    @property
+    def loud(self) -> bool:
+        return False
+
+    def abort_if_client_left(self) -> bool:
+        return False
+
+    def resume_sending_in(self, seconds: float) -> None:
+        """`Connection.resume_sending` is up to the test."""
+
+    def flush(self) -> None:
+        """The test takes what the outbox has."""
+
+    def resume_reading(self) -> None:
+        """`Core._resume` does."""
+
+    def failed(self) -> None:
+        raise AssertionError("a defect")
+
+
 class _MemorySocket:
     """The socket of a `RawClient`: sends to the packet reader and receives from the outbox."""
 
@@ -220,6 +256,7 @@ class CoreClient(RawClient):
         self.version = version
         self.core = core
         self.connection = core.broker.accept("memory", core.terms, core.seconds)
+        self.connection.wire = MemoryWire(core)
         self.protocol = Protocol(core.broker, self.connection, lambda: f"auto-{next(core.auto_ids)}")
         self.reader = PacketReader(self.protocol)
         self.socket: Any = _MemorySocket(self)

@@ -16,13 +16,13 @@ from mqttbroker.cluster.links.server import WORKER, Hello, LinkServer
 from mqttbroker.config.settings import Cluster, Limits, Listener, Settings
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.sessions.own_shard import OwnShard
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.link_frames import RELEASING
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import JoinedClients
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import Directory, FrontSetup

@@ -24,10 +24,11 @@ from mqttbroker.config.settings import Settings
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.delivery.publisher import BUS
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import Endpoint, Wire
 from mqttbroker.server.assembly import build_broker, listener_terms, restore
 from sessions.rows import MarkRow
 from sessions.store.writer import SqliteStore

@@ -15,7 +15,7 @@ from itertools import accumulate
 from typing import Final
 
 from mqttbroker.core.client.outbox import Outbound
-from mqttbroker.net.wire import FlushScheduler
+from mqttbroker.net.flush import FlushScheduler
 
 INTERVAL: Final = 0.1  # seconds between two samples
 BUCKETS: Final = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)

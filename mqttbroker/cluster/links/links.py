@@ -26,10 +26,11 @@ from mqttbroker.core.routing.groups import Group, LeastLoaded
 from mqttbroker.core.sessions.subscriptions import FilterObserver
 from mqttbroker.core.streams.filter import reads_stream
 from mqttbroker.core.terms.terms import ListenerTerms
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import Endpoint, Wire
 from topic_matcher.filters import parse_shared
 
 log = logging.getLogger("mqttbroker.cluster")

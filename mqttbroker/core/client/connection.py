@@ -19,6 +19,7 @@ from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PUBREL, name
 from mqttbroker.core.access.policy import AuthenticationRequest
 from mqttbroker.core.client.acknowledgements import AckQueue
+from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.client.outbox import Outbound, Outbox
 from mqttbroker.core.client.outgoing import NO_BYTES, Outgoing
 from mqttbroker.core.client.topic_aliases import ALIASED_PROPERTIES, EMPTY_TOPIC, MAX_ALIASED_PROPERTIES, TopicAliases
@@ -89,7 +90,7 @@ class Connection(ClientConnection):
         self.terms = terms
         self.outbox = Outbox(outbound)
         self.acks = AckQueue()
-        self.wire: Any = None  # the owner of the socket
+        self.wire: ClientWire | None = None  # the owner of the socket
         self.session: Session | None = None
         self.client_id = ""
         self.username: str | None = None  # as authenticated; None = anonymous

@@ -19,10 +19,11 @@ from fuzz.generator import Generator
 from fuzz.guided.target import Target, pieces_of
 from fuzz.verdict import Finding, judge
 from mqttbroker.auth.security import Security
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.websocket import MAX_HEAD, WebSocket
-from mqttbroker.net.wire import Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import Endpoint, Wire
 from sessions.counters import Counters
 from sessions.write_set import WriteSet
 

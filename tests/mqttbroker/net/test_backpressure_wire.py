@@ -22,9 +22,10 @@ from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Puback, Publish, Subscribe, Subscription, decode
 from mqttbroker.codec.properties import Properties
 from mqttbroker.core.packets.protocol import Protocol
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import READ_SLICE, Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_SLICE, Endpoint, Wire
 from sessions.counters import Counters
 from sessions.session import Session
 

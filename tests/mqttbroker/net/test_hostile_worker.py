@@ -24,6 +24,7 @@ from support.raw_client import RawClient
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Publish, Subscribe, Subscription
 from mqttbroker.config.settings import Listener
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_frames import (
     ACCEPTED,
     BEGUN,
@@ -47,7 +48,6 @@ from mqttbroker.net.link_frames import (
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.net.worker_clients import WorkerClients
 from mqttbroker.net.worker_setup import Failed, Opened, Secured
 

@@ -20,10 +20,11 @@ from websockets.frames import CloseCode, Opcode
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Disconnect, Publish, Subscribe, Subscription, Will
 from mqttbroker.codec.properties import Properties
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.left_client import LEFT_BYTES, LeftClient, read_rest
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import READ_SLICE, Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_SLICE, Endpoint, Wire
 from sessions.counters import Counters
 
 MESSAGES = 3000

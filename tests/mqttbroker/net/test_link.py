@@ -12,11 +12,12 @@ from support.manual_loop import Loop, Transport
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connect, Publish, Subscribe, Subscription
 from mqttbroker.codec.properties import Properties
+from mqttbroker.net.flush import LARGE_WRITE, FlushScheduler
 from mqttbroker.net.link import RESUME_BELOW, SEND_WINDOW, Link, LinkTransport
 from mqttbroker.net.link_frames import CLOSED, DATA, TAKEN, FrameHandler, FrameReader, FrameWriter, data_prefix, number_bytes
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import LARGE_WRITE, READ_PAUSE, Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_PAUSE, Endpoint, Wire
 from sessions.counters import Counters
 
 PAYLOAD = bytes(100_000)

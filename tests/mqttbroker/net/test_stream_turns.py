@@ -17,9 +17,11 @@ from mqttbroker.codec.packets import Connect, Publish, Subscribe, Subscription
 from mqttbroker.config.settings import Stream
 from mqttbroker.core.streams.chunk import Chunk
 from mqttbroker.core.streams.chunk_reads import READ, LogView, ReadRequest
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import STREAM_PART, STREAM_TIME, Endpoint, FlushScheduler, Wire
+from mqttbroker.net.stream_turns import STREAM_PART, STREAM_TIME
+from mqttbroker.net.wire import Endpoint, Wire
 from sessions.counters import Counters
 from sessions.message import Message
 

@@ -27,9 +27,10 @@ from mqttbroker.codec.packets import (
 )
 from mqttbroker.core.client.outbox import LARGE_PART
 from mqttbroker.core.packets.long_packet import MIN_PIECE
+from mqttbroker.net.flush import LARGE_WRITE, LARGE_WRITES, FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import LARGE_WRITE, LARGE_WRITES, READ_PAUSE, READ_SLICE, Endpoint, FlushScheduler, Wire
+from mqttbroker.net.wire import READ_PAUSE, READ_SLICE, Endpoint, Wire
 from sessions.counters import Counters
 
 

@@ -29,8 +29,8 @@ from support.stream_client import StreamClient, tcp_socket
 from mqttbroker.codec import packets
 from mqttbroker.codec.packets import Connack, Disconnect, Publish, Will
 from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, QUOTA_EXCEEDED, SERVER_BUSY
+from mqttbroker.net.flush import LARGE_WRITE
 from mqttbroker.net.link import LINK_BUFFER, SEND_WINDOW, WINDOW
-from mqttbroker.net.wire import LARGE_WRITE
 from mqttbroker.worker import clients as worker_clients
 
 MIB = 1 << 20

@@ -17,10 +17,10 @@ from mqttbroker.config.in_force import flatten
 from mqttbroker.config.setting_kinds import Choice, Kind, OrNone
 from mqttbroker.config.settings import HttpAccess, Limits, Listener, Redirect, Settings, Stream
 from mqttbroker.logs.levels import LogLevels
+from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.wire import FlushScheduler
 from mqttbroker.server.assembly import build_broker, listener_terms
 from mqttbroker.server.reload import Reloader, named_key, with_key
 from mqttbroker.system.service_manager import ServiceManager

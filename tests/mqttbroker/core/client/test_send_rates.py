@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.core import Core, CoreClient, believe_user_names
+from support.core import Core, CoreClient, MemoryWire, believe_user_names
 
 from mqttbroker.codec.packets import Publish
 
@@ -19,10 +19,11 @@ LIMITS: list[dict[str, Any]] = [
 PAYLOAD = bytes(100)
 
 
-class Waits:
+class Waits(MemoryWire):
     """The wire of a client: it notes for how long nothing is to be sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, core: Core) -> None:
+        super().__init__(core)
         self.seconds: list[float] = []
 
     def resume_sending_in(self, seconds: float) -> None:
@@ -32,7 +33,7 @@ class Waits:
 def subscriber(core: Core, version: int = 5, client_id: str = "c") -> tuple[CoreClient, Waits]:
     client = core.connect(client_id, version, username="alice", clean_start=False)
     client.subscribe("a/#")
-    wire = client.connection.wire = Waits()
+    wire = client.connection.wire = Waits(core)
     return client, wire
 
 
@@ -94,7 +95,7 @@ def test_retained_messages_wait_for_the_rate(tmp_path: Path) -> None:
         for number in range(40):
             publisher.publish(f"r/{number}", PAYLOAD, 0, retain=True)
         client = core.connect("c")
-        client.connection.wire = Waits()
+        client.connection.wire = Waits(core)
         client.subscribe("r/#")
         sent = [flush(client)]
         for _ in range(6):
