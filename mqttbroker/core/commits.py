@@ -72,7 +72,7 @@ class Commits:
         return None
 
     def answered(self, error: str, disk_full: bool = True) -> None:
-        """The store has committed the write set, or failed with ``error``."""
+        """The store has committed the write set, or failed with ``error``. The caller has set the broker's clock."""
         if error and not self.error:
             log.error("event=store_failed reason=%s", error)
         elif self.error and not error:
@@ -84,6 +84,8 @@ class Commits:
         else:
             self.journal.begin_settling()
         self._continue_answer()
+        if not error:  # else the next tick tries again
+            self.turns.wake()
 
     def undecided(self) -> None:
         """The store does not know for a long time whether the write set is stored: close the connections that wait for it.
@@ -97,10 +99,11 @@ class Commits:
             self.connect_handler.refuse(pending.connection, SERVER_UNAVAILABLE, "the store does not answer")
 
     def read_done(self, queries: list[EntryQuery], pages: list[Page]) -> None:
-        """The store has read the queries and pages of a write set that it had committed."""
+        """The store has read the queries and pages of a write set that it had committed. The caller has set the broker's clock."""
         self._answer.queries.extend(queries)
         self._answer.pages.extend(pages)
         self._continue_answer()
+        self.turns.wake()
 
     def _continue_answer(self) -> None:
         answer = self._answer

@@ -17,7 +17,6 @@ from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.terms.deadline import STOPPED
 from mqttbroker.net.stream_turns import StreamTurns
-from sessions.write_set import EntryQuery, Page
 
 LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
 LARGE_WRITES: Final = 1_048_576  # bytes per flush that are written to all such clients
@@ -32,8 +31,8 @@ FLUSHED_AT_ONCE: Final = 16  # outboxes between two readings of the clock
 class FlushScheduler:
     """Flushes connections and journal at the end of an event-loop iteration in which there was something to flush.
 
-    ``submit`` takes a write set for the store. It is called again only after `store_answered` was called for the last
-    one. With ``eager`` false the owner calls `write` itself.
+    ``submit`` takes a write set for the store. It is called again only after `Commits.answered` was called for the
+    last one. With ``eager`` false the owner calls `write` itself.
     """
 
     def __init__(self, broker: Broker, loop: Any, submit: Callable[[Any], None], eager: bool) -> None:
@@ -41,7 +40,6 @@ class FlushScheduler:
         self.loop = loop
         self.submit = submit
         self.eager = eager
-        self.on_stored: Any = None  # called at the end of `store_answered`
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
         self._partly_written: list[Connection] = []  # in this flush
         self._left_over: list[Connection] = []  # connections with long outboxes, or for which there was no time
@@ -276,21 +274,6 @@ class FlushScheduler:
             self.submit(write_set)
         elif journal.closing:
             self.schedule()
-
-    def store_answered(self, error: str, disk_full: bool) -> None:
-        """`Commits.answered`; called on the loop's thread."""
-        self.update_clock()
-        self.broker.commits.answered(error, disk_full)
-        if not error:
-            self.schedule()
-        if self.on_stored is not None:
-            self.on_stored()
-
-    def read_done(self, queries: list[EntryQuery], pages: list[Page]) -> None:
-        """`Commits.read_done`; called on the loop's thread."""
-        self.update_clock()
-        self.broker.commits.read_done(queries, pages)
-        self.schedule()
 
     # -- time -------------------------------------------------------------------
 

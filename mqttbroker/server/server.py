@@ -243,7 +243,7 @@ class Server:
         self.stream_reads = StreamReads(loop, self.streams, self.broker.chunk_reads, self.scheduler.update_clock)
         self.stream_reads.start()
         self.broker.work_queues.open_all()
-        self.store_runner.start(self.scheduler, self.stream_reads)
+        self.store_runner.start(self.broker.commits, self.scheduler, self.stream_reads)
         self.sealer.start()
         self.archiver.start()
         self.security.start(loop, self.scheduler.update_clock)

@@ -7,12 +7,13 @@ import logging
 
 from mqttbroker.admin.metrics.latency import Latency
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.commits import Commits
 from mqttbroker.core.delivery.turns import TURN_WORK
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.server.stream_reads import StreamReads
 from sessions.store.disk import is_full
 from sessions.store.interface import Store
-from sessions.write_set import Page, WriteSet
+from sessions.write_set import EntryQuery, Page, WriteSet
 
 log = logging.getLogger("mqttbroker")
 
@@ -24,10 +25,13 @@ class StoreRunner:
         self._store = store
         self._latency = latency
         self._loop = loop
+        self._commits: Commits
         self._scheduler: FlushScheduler
         self._stream_reads: StreamReads
+        self._stored = asyncio.Event()  # the last batch is answered
 
-    def start(self, scheduler: FlushScheduler, stream_reads: StreamReads) -> None:
+    def start(self, commits: Commits, scheduler: FlushScheduler, stream_reads: StreamReads) -> None:
+        self._commits = commits
         self._scheduler = scheduler
         self._stream_reads = stream_reads
         self._store.start(self._answered, self._read_done)
@@ -42,13 +46,22 @@ class StoreRunner:
         self._latency.commit_ended()
         reason = "" if error is None else str(error) or type(error).__name__
         disk_full = error is not None and is_full(error)
-        self._loop.call_soon_threadsafe(self._scheduler.store_answered, reason, disk_full)
+        self._loop.call_soon_threadsafe(self._settle, reason, disk_full)
         if write_set.stream_messages and error is None:
             self._loop.call_soon_threadsafe(self._stream_reads.committed, list(write_set.stream_messages))
 
+    def _settle(self, reason: str, disk_full: bool) -> None:
+        self._scheduler.update_clock()
+        self._commits.answered(reason, disk_full)
+        self._stored.set()
+
     def _read_done(self, write_set: WriteSet, pages: list[Page]) -> None:
         """Called on the thread of the tables."""
-        self._loop.call_soon_threadsafe(self._scheduler.read_done, write_set.queries, pages)
+        self._loop.call_soon_threadsafe(self._load, write_set.queries, pages)
+
+    def _load(self, queries: list[EntryQuery], pages: list[Page]) -> None:
+        self._scheduler.update_clock()
+        self._commits.read_done(queries, pages)
 
     async def drain(self, broker: Broker) -> None:
         """Disconnect the clients, write everything that is pending, close the store."""
@@ -60,8 +73,7 @@ class StoreRunner:
             shut_down.step(TURN_WORK)
             await asyncio.sleep(0)  # others than clients use the loop, too
         scheduler.flush_all()
-        stored = asyncio.Event()
-        scheduler.on_stored = stored.set
+        stored = self._stored
         journal.write_rest()
         while not journal.writer_idle or journal.has_pending:
             while broker.turns.step():

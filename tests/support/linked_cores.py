@@ -124,11 +124,13 @@ class LinkedCore:
             for mark in self._marks:
                 self.cores.marks[self.shard][mark.log] = mark
             self.cores.append(self.shard, body)
-        self.scheduler.store_answered(str(error or ""), False)
+        self.scheduler.update_clock()
+        self.broker.commits.answered(str(error or ""), False)
 
     def _read_done(self, write_set: WriteSet, pages: list[Page]) -> None:
         if self.alive:
-            self.scheduler.read_done(write_set.queries, pages)
+            self.scheduler.update_clock()
+            self.broker.commits.read_done(write_set.queries, pages)
 
     async def _tick(self) -> None:
         while True:

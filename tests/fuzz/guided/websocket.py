@@ -97,10 +97,10 @@ class _WebSockets(Target):
             core.store.submit(write_set)
             _, error = core.answers.get(timeout=30)
             assert error is None, error
-            loop.call_soon(scheduler.store_answered, "", False)
+            loop.call_soon(core.broker.commits.answered, "")
             if write_set.pages or write_set.queries:
                 _, pages = core.reads.get(timeout=30)
-                loop.call_soon(scheduler.read_done, write_set.queries, pages)
+                loop.call_soon(core.broker.commits.read_done, write_set.queries, pages)
 
         scheduler = FlushScheduler(core.broker, loop, submit, True)
         policy = ListenerPolicy(Security(core.settings).policy, core.terms, None, core.broker.outbound.counters)
