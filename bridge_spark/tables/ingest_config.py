@@ -56,7 +56,6 @@ _DEFAULT_SCHEMA = {
     "boolean boolean, string string, seq long",
     "raw": "",
 }
-_SPARK_PARSES = ("json", "csv")
 _QUOTED = r"`(?:[^`]|``)+`"  # a name with any characters, as in SQL
 _ALIAS = rf"(?:\s+as\s+(\w+|{_QUOTED}))?"
 _COLUMN = re.compile(rf"([a-z_]+){_ALIAS}", re.IGNORECASE)
@@ -87,23 +86,18 @@ class PayloadConfig:
 
     ``columns`` are message columns, as (column, name in the table); ``levels`` are topic levels; ``fields`` are paths
     into the payload with their names, None for all fields of the schema.  ``schema`` is DDL; a NOT NULL field is
-    required.  The Spark source parses payloads, with the options ``source_options``.  If ``options`` are given, Spark's
-    own parser does, with those.  ``several``: a message may have several rows, which the column `item` numbers.
+    required.  The Spark source parses payloads, with the options ``source_options``.  ``several``: a message may have several
+    rows, which the column `item` numbers.
     """
 
     format: str
     schema: str
-    options: dict[str, str]
     columns: tuple[tuple[str, str], ...]
     levels: tuple[str, ...]
     fields: tuple[tuple[tuple[str, ...], str], ...] | None
     extra_fields: str
     source_options: dict[str, str]
     several: bool
-
-    @property
-    def parsed_by_source(self) -> bool:
-        return self.format != "raw" and not self.options
 
 
 @dataclass(frozen=True)
@@ -373,20 +367,22 @@ def _payload(section: Section) -> PayloadConfig:
     schema = section.text("schema", _DEFAULT_SCHEMA.get(kind))
     if kind == "raw" and schema:
         raise section.error("schema", 'has no meaning with format "raw"')
-    options = Section(section.where, f"{section.name}.options", section.table("options")).texts()
-    if options and kind not in _SPARK_PARSES:
-        raise section.error("options", f"are those of Spark's parsers for {' and '.join(_SPARK_PARSES)}")
+    if section.table("options"):
+        raise section.error(
+            "options",
+            "Spark's own parser is not used any more: leave [options] out, and write 'timestamps', 'delimiter', 'quote' or 'header' "
+            'instead; for other options write a table with format = "raw", and parse that in a query of your own',
+        )
     extra = section.text("extra_fields", "ignore")
     if extra not in EXTRA_FIELDS:
         raise section.error("extra_fields", f"{extra!r} is none of {', '.join(EXTRA_FIELDS)}")
-    if extra != "ignore" and (kind != "json" or options):
-        raise section.error("extra_fields", 'is for format "json" without [options]')
+    if extra != "ignore" and kind != "json":
+        raise section.error("extra_fields", 'is for format "json"')
     levels, topic = _topic(section)
-    source_options, several = _payload_options(section, kind, bool(options))
+    source_options, several = _payload_options(section, kind)
     return PayloadConfig(
         format=kind,
         schema=schema,
-        options=options,
         columns=_columns(section, kind),
         levels=levels,
         fields=_fields(section),
@@ -409,7 +405,7 @@ def _topic(section: Section) -> tuple[tuple[str, ...], dict[str, str]]:
     return levels, {"topicPattern": text}
 
 
-def _payload_options(section: Section, kind: str, by_spark: bool) -> tuple[dict[str, str], bool]:
+def _payload_options(section: Section, kind: str) -> tuple[dict[str, str], bool]:
     """The options of the source, and whether a message may have several rows."""
     given = {
         "timestamps": section.text("timestamps") if "timestamps" in section.values else None,
@@ -422,10 +418,10 @@ def _payload_options(section: Section, kind: str, by_spark: bool) -> tuple[dict[
         "message": section.text("message") if "message" in section.values else None,
     }
     options = {PAYLOAD_KEYS[key]: value for key, value in given.items() if value is not None}
-    if by_spark or kind == "raw":
+    if kind == "raw":
         for key, value in given.items():
             if value is not None:
-                raise section.error(key, 'has no meaning with format "raw" or with [options] of Spark\'s parser')
+                raise section.error(key, 'has no meaning with format "raw"')
         return {}, False
     options["payloadFormat"] = kind
     try:

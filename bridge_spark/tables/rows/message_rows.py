@@ -90,7 +90,7 @@ class MessageRows:
 
     def parse(self, messages: DataFrame) -> DataFrame:
         """As `payloads.parse`."""
-        return payloads.parse(messages, self._payload, self._schema)
+        return payloads.parse(messages, self._payload)
 
     def with_event_time(self, found: DataFrame) -> DataFrame:
         """Add the column `EVENT_TIME`: NULL for dead letters, the time of receipt for messages without event time.
@@ -193,7 +193,7 @@ class MessageRows:
         """Raise `IngestError` for a field that the payload's format or the table's cannot hold."""
         source = self._source_schema(False)
         try:
-            if self._payload.parsed_by_source:
+            if self._payload.format != "raw":
                 parsed = StructType([field for field in source.fields if field.name not in self._payload.levels])
                 PayloadReader(arrow_schema(parsed), payload_options(self._payload.source_options), None)
         except (PayloadSchemaError, UnusableType) as error:

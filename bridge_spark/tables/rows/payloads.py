@@ -1,7 +1,6 @@
-"""Parses the payloads of messages to the typed columns of a table, in Spark.
+"""The typed columns of a table, of the payloads that the source parses.
 
-Every message becomes either rows of the table or a dead letter with the reason.  The source parses, or Spark's own
-parser (see `PayloadConfig`); the resulting columns are the same.
+Every message becomes either rows of the table or a dead letter with the reason.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import (
     BinaryType,
     DataType,
-    DoubleType,
-    FloatType,
     IntegerType,
     MapType,
     NumericType,
@@ -32,7 +29,6 @@ EXTRA = "_extra"  # the table's column of fields that are not in the schema
 ITEM = "item"  # the column that numbers the rows of one message
 DEAD_LETTER_COLUMNS = ("topic", "payload", "qos", "retain", "partition", "offset", "timestamp", "client_id", "stream")
 _REJECTED = "rejected"
-_CORRUPT = "_corrupt_record"
 
 
 class SchemaError(ValueError):
@@ -82,14 +78,14 @@ def source_schema(config: PayloadConfig, schema: StructType, payload: bool = Fal
     """
     wanted = {column for column, _ in config.columns} | {"topic", "timestamp"}
     if config.format != "raw" or payload:
-        wanted |= {*DEAD_LETTER_COLUMNS} - ({"payload"} if config.parsed_by_source else set())
+        wanted |= {*DEAD_LETTER_COLUMNS} - {"payload"}
     if payload:
         wanted.add("payload")
     ddl = StructType.fromDDL(SCHEMA_DDL)
     assert isinstance(ddl, StructType)
     fields = [field for field in ddl.fields if field.name in wanted]
     fields += [StructField(name, StringType()) for name in config.levels]
-    if config.parsed_by_source:
+    if config.format != "raw":
         fields += [StructField(PARSED, schema), StructField(REASON, StringType()), StructField(_REJECTED, BinaryType())]
         if config.several:
             fields.append(StructField(ITEM, IntegerType()))
@@ -98,34 +94,9 @@ def source_schema(config: PayloadConfig, schema: StructType, payload: bool = Fal
     return StructType(fields)
 
 
-def parse(messages: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
-    """``messages`` of the source with a struct `PARSED`, and a text `REASON` that is NULL if the payload parses."""
-    if config.parsed_by_source:
-        return messages
-    if config.format == "raw":
-        return messages.withColumn(REASON, F.lit(None).cast("string"))
-    text = F.col("payload").cast("string")
-    options = {**config.options, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
-    columns = StructType([*(StructField(field.name, field.dataType) for field in schema.fields), StructField(_CORRUPT, StringType())])
-    if config.format == "json":
-        options.setdefault("allowNonNumericNumbers", "false")
-        value = F.from_json(text, columns, options)
-    else:
-        value = F.from_csv(text, F.lit(columns.toDDL()), options)
-    found = messages.withColumn(PARSED, value)
-    reason = (
-        F.when(F.length("payload") == 0, F.lit("empty payload"))
-        .when(~F.is_valid_utf8(text), F.lit("not UTF-8"))
-        .when(F.col(PARSED).isNull(), F.lit(f"not a {config.format.upper()} record"))
-        .when(F.col(f"{PARSED}.{_CORRUPT}").isNotNull(), F.lit("does not fit the schema"))
-    )
-    for field in schema.fields:
-        if not field.nullable:
-            reason = reason.when(_field(field.name).isNull(), F.lit(f"field '{field.name}' is missing"))
-        unusable = _not_finite(_field(field.name), field.dataType)
-        if unusable is not None:
-            reason = reason.when(unusable, F.lit(f"field '{field.name}' is not a finite number"))
-    return found.withColumn(REASON, reason)
+def parse(messages: DataFrame, config: PayloadConfig) -> DataFrame:
+    """``messages`` of the source, with a text `REASON` that is NULL if the payload parses, as it does with format "raw"."""
+    return messages.withColumn(REASON, F.lit(None).cast("string")) if config.format == "raw" else messages
 
 
 def table_rows(found: DataFrame, config: PayloadConfig, schema: StructType) -> DataFrame:
@@ -164,12 +135,6 @@ def _check_path(schema: StructType, path: tuple[str, ...]) -> None:
         if not isinstance(kind, StructType) or name not in kind.fieldNames():
             raise SchemaError(f"has no field {'.'.join(path)!r}, which 'fields' names")
         kind = kind[name].dataType
-
-
-def _not_finite(value: Column, kind: DataType) -> Column | None:
-    if not isinstance(kind, (DoubleType, FloatType)):
-        return None
-    return F.isnan(value) | F.abs(value).eqNullSafe(F.lit(float("inf")))
 
 
 def _field(*path: str) -> Column:
