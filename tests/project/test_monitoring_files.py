@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ RULES = ROOT / "conf" / "prometheus" / "mqttbroker.rules.yml"
 DASHBOARD = ROOT / "conf" / "grafana" / "mqttbroker.json"
 STREAM = {"sys_interval": "0s", "streams": {"log": {"filters": ["a/#"], "partitions": 1}}}
 _SUFFIXES = {"counter": ("_total",), "gauge": ("",), "histogram": ("_bucket", "_count", "_sum")}
+
+
+def test_the_dashboard_is_the_one_of_its_description() -> None:
+    assert subprocess.check_output([sys.executable, str(DASHBOARD.with_name("board.py"))], text=True) == DASHBOARD.read_text()
 
 
 def dashboard_expressions() -> list[str]:
