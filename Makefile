@@ -268,11 +268,12 @@ check: $(VENV)/extras
 	$(BIN)/mypy
 
 demo: $(VENV)/demo $(BIN)/mqttbroker
-	@$(call BUILD_OR_SOURCES,make demo) exec $(BIN)/python -P -m mqttbroker.cli.demo $(if $(DATA),--data "$(DATA)")
+	@$(call BUILD_OR_SOURCES,make demo) exec $(BIN)/python docs/examples/demo/demo.py $(if $(DATA),--data "$(DATA)")
 
 # Three nodes on three Kafka brokers, which Maven downloads, with a node and a Kafka broker killed on the way. Needs Java and mvn.
 cluster-demo: $(VENV)/cluster-demo $(BIN)/mqttbroker
-	@$(call BUILD_OR_SOURCES,make cluster-demo) exec $(BIN)/python -P -m mqttbroker.cli.cluster_demo $(if $(DATA),--data "$(DATA)")
+	@$(call BUILD_OR_SOURCES,make cluster-demo) \
+	PYTHONPATH="$(CURDIR)/tests$${PYTHONPATH:+:$$PYTHONPATH}" exec $(BIN)/python docs/examples/demo/cluster_demo.py $(if $(DATA),--data "$(DATA)")
 
 # The documentation as a site in build/site. `make site SITE=serve` shows it at http://127.0.0.1:8000 while pages are edited.
 SITE ?= build

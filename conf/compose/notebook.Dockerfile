@@ -22,6 +22,7 @@ RUN --mount=type=bind,from=build,source=/wheels,target=/wheels \
     && useradd --uid 1000 --create-home notebook \
     && install -d -m 0755 -o 1000 -g 1000 /notebooks
 COPY --chown=1000:1000 docs/notebooks /notebooks
+COPY docs/examples/demo /examples/demo
 ENV PYTHONUNBUFFERED=1
 USER 1000:1000
 WORKDIR /notebooks

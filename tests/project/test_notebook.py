@@ -28,8 +28,12 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JVM)
     if python_path():
         monkeypatch.setenv("PYTHONPATH", python_path())
+    (tmp_path / "examples").symlink_to(ROOT / "docs" / "examples")
+    (tmp_path / "notebooks").mkdir()
     notebook = nbformat.read(NOTEBOOK, 4)
-    nbclient.NotebookClient(notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    nbclient.NotebookClient(
+        notebook, timeout=200, kernel_name="python3", resources={"metadata": {"path": tmp_path / "notebooks"}}
+    ).execute()
     shown = [
         output.data["text/plain"]
         for cell in notebook.cells

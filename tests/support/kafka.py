@@ -11,7 +11,7 @@ from typing import Any
 
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from mqttbroker.cli.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, Place, free_ports
+from support.local_kafka import START_S, KafkaBroker, KafkaMissing, LocalKafka, Place, free_ports
 from support.tools import lacking
 
 __all__ = ["PROMPT_FAILOVER", "KafkaBroker", "KafkaCluster", "Place", "free_ports"]

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mqttbroker.cli.local_kafka import free_ports
+from support.local_kafka import free_ports
 from support.patience import PATIENCE
 from support.tools import needs, program
 

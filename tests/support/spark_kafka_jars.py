@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mqttbroker.cli.local_kafka import DOWNLOAD_S
+from support.local_kafka import DOWNLOAD_S
 from support.tools import lacking
 
 VERSION = "4.2.0"  # Maven Central has none of Spark 4.3, which loads this one

@@ -14,12 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.core import AcceptAll, Core, CoreClient
+from support.local_kafka import free_ports
 from support.properties import session_expiry
 from support.raw_client import RawClient
 from support.tools import needs, program
 
 from mqttbroker.auth.acl import Acl, AclError, covers, overlap, parse_acl
-from mqttbroker.cli.local_kafka import free_ports
 from mqttbroker.codec.packets import Puback, Publish, Pubrec, Will
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import NO_MATCHING_SUBSCRIBERS, NOT_AUTHORIZED, UNSPECIFIED_ERROR

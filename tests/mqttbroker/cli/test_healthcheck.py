@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess, to_toml
 from support.certificates import CertificateFiles
+from support.local_kafka import free_ports
 from support.paths import ROOT
 
-from mqttbroker.cli.local_kafka import free_ports
 from mqttbroker.cli.main import main
 
 pytestmark = pytest.mark.one_build

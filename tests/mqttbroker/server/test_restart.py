@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess, worker_pids
 from support.command_line import one_line
+from support.local_kafka import free_ports
 from support.raw_client import RawClient
 from support.service_manager import NotifySocket, listening, program_with
 from support.stream_client import StreamClient, WebSocketStream, tcp_socket, unix_socket
 
-from mqttbroker.cli.local_kafka import free_ports
 from mqttbroker.codec.properties import Properties
 from mqttbroker.net.passed_sockets import PassedSockets
 

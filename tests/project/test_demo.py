@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 
 import pytest
 from rich.console import Console
+from support.paths import ROOT
 
-from mqttbroker.cli.demo import DemoError, Sensor, compare, main, read_sensors, simulate
+sys.path.append(str(ROOT / "docs/examples/demo"))
+from demo import DemoError, Sensor, compare, main, read_sensors, simulate  # noqa: E402
 
 SENSORS = [Sensor("a", "", [("2026-01-01T00:00:00", 1.0)] * 7), Sensor("b", "", [("2026-01-01T00:00:00", 2.0)] * 2)]
 ALL = {("a", 0): (3, 3), ("a", 1): (2, 2), ("a", 2): (2, 2), ("b", 0): (1, 1), ("b", 1): (1, 1)}

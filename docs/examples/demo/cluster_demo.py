@@ -23,16 +23,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from paho.mqtt import client as paho
-from paho.mqtt.enums import CallbackAPIVersion
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-from bridge_spark.tables.ingest_config import IngestConfig
-from bridge_spark.tables.ingest_session import make_session
-from mqttbroker.cli.demo import (
+from demo import (
     BROKER_CONFIG,
     WINDOW,
     DemoError,
@@ -45,7 +36,16 @@ from mqttbroker.cli.demo import (
     stderr_in,
     summary,
 )
-from mqttbroker.cli.local_kafka import LIBRARIES, KafkaMissing, LocalKafka, free_ports
+from paho.mqtt import client as paho
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from support.local_kafka import LIBRARIES, KafkaMissing, LocalKafka, free_ports
+
+from bridge_spark.tables.ingest_config import IngestConfig
+from bridge_spark.tables.ingest_session import make_session
 
 CLUSTER = "demo"
 NODES = 3

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from mqttbroker.cli import local_kafka
+from support import local_kafka
 
 pytestmark = pytest.mark.one_build
 
