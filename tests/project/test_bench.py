@@ -220,8 +220,6 @@ def test_an_unknown_scenario_is_named(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.slow(reason="starts several brokers")
 def test_the_other_scripts_give_their_figures(tmp_path: Path, generator: runner.Generator) -> None:
     small = {
-        "control.py": ("--sessions", "500"),
-        "trie.py": ("--subscriptions", "2000", "--cache", "1000", "--topics", "3000"),
         "pauses.py": ("--clients", "20", "--rate", "200", "--seconds", "0.2"),
         "bystanders.py": ("--seconds", "0.2", "--rounds", "1", "--retained", "500"),
     }
