@@ -48,6 +48,7 @@ PARTS = {
             "sessions/window.py",
             "sessions/paging.py",
             "sessions/room.py",
+            "sessions/deliveries.py",
             "sessions/session.py",
             "sessions/sorted_ids.py",
             "mqttbroker/codec/data_types.py",

@@ -1,6 +1,6 @@
 """A delivery: one message on its way to one client at QoS 1 or 2, and the two interfaces that it needs.
 
-`DeliveryOwner` is implemented by `sessions.session.Session`, `ClientConnection` by the broker's connections.
+`DeliveryOwner` is implemented by `sessions.deliveries.Deliveries`, `ClientConnection` by the broker's connections.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ClientConnection(PausablePublisher):
 
 
 class DeliveryOwner:
-    """The session to which a delivery belongs."""
+    """The deliveries of the session to which a delivery belongs."""
 
     @abstractmethod
     def publish_stored(self, entry: Delivery) -> None:
@@ -68,11 +68,11 @@ class DeliveryOwner:
 
 @mypyc_attr(acyclic=True)
 class Delivery(Entry):
-    """An entry and the session that owns it."""
+    """An entry and its owner."""
 
     def __init__(
         self,
-        session: DeliveryOwner,
+        owner: DeliveryOwner,
         session_id: int,
         message: Message,
         qos: int,
@@ -80,7 +80,7 @@ class Delivery(Entry):
         subscription_ids: bytes,
     ) -> None:
         super().__init__(session_id, message, qos, retain, subscription_ids)
-        self.session = session
+        self.owner = owner
         # The shared subscription, opaque here; None without one, and for entries read from the store.
         self.group: object | None = None
 
@@ -88,15 +88,15 @@ class Delivery(Entry):
         """The last change is on disk: leave the phases `STORING` and `RELEASING`."""
         if self.disk == STORED:
             if self.phase == STORING:
-                self.session.publish_stored(self)
+                self.owner.publish_stored(self)
             elif self.phase == RELEASING:
-                self.session.release_stored(self)
+                self.owner.release_stored(self)
 
     def refused(self) -> None:
-        self.session.entry_refused(self)
+        self.owner.entry_refused(self)
 
 
-def delivery_from_row(session: DeliveryOwner, session_id: int, row: PageRow) -> Delivery:
+def delivery_from_row(owner: DeliveryOwner, session_id: int, row: PageRow) -> Delivery:
     """The delivery that was stored as `row`."""
     message = Message(
         row.topic,
@@ -109,7 +109,7 @@ def delivery_from_row(session: DeliveryOwner, session_id: int, row: PageRow) -> 
         row.expires_at,
     )
     message.id = row.message_id
-    entry = Delivery(session, session_id, message, row.qos, row.retain != 0, row.subscription_ids)
+    entry = Delivery(owner, session_id, message, row.qos, row.retain != 0, row.subscription_ids)
     entry.seq = row.seq
     entry.packet_id = row.packet_id
     entry.phase = row.state

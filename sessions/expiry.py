@@ -50,10 +50,11 @@ class Expiry(EntryQuery):
             session = self.registry.by_id.get(row.session_id)
             if session is None:
                 continue
+            deliveries = session.deliveries
             if (
                 session.connection is not None
-                or session.reading_page
-                or session.queue.oldest is not None
+                or deliveries.reading_page
+                or deliveries.queue.oldest is not None
                 or session.disconnected_at * 1_000_000 >= self._queried_at
             ):
                 # The session itself changes its queue, so the row may be outdated.
@@ -61,13 +62,13 @@ class Expiry(EntryQuery):
                 left.append(session)
                 continue
             self.context.counters.away.expired += 1
-            session.window.skip_packet_id()
-            session.queue.drop_stored(row)
+            deliveries.window.skip_packet_id()
+            deliveries.queue.drop_stored(row)
         for session in left:
             # No query of the session is pending: drop its cached rows, so that the next search covers it.
-            oldest = session.queue.oldest
-            if oldest is not None and not oldest.pending:
-                session.queue.oldest = None
+            queue = session.deliveries.queue
+            if queue.oldest is not None and not queue.oldest.pending:
+                queue.oldest = None
         if len(rows) == self.limit:
             last = rows[len(rows) - 1]
             self.after = (last.expires_at, last.session_id, last.seq)

@@ -142,8 +142,8 @@ class Bridge:
             counts.bytes_out,
             counts.bytes_in,
             tuple(counts.dropped.items()),
-            0 if session is None else session.queued_messages,
-            0 if session is None else session.queue.byte_count,
+            0 if session is None else session.deliveries.queued_messages,
+            0 if session is None else session.deliveries.queue.byte_count,
             tuple(progress.refused_filters),
             progress.down_since,
         )

@@ -66,7 +66,7 @@ class Bridges:
         session = self._context.broker.registry.get(OF_BRIDGES + name)
         queued = 0
         if session is not None:
-            queued = session.queued_messages
+            queued = session.deliveries.queued_messages
             self._context.broker.lifecycle.end(session)
         log.warning("event=bridge_removed bridge=%s queued_messages=%d", name, queued)
 

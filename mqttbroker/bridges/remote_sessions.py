@@ -66,7 +66,7 @@ class RemoteSessions:
         return LocalState(
             [cast(int, each) for each in session.received],
             list(session.subscriptions),
-            lambda count: _free_ids(in_flight, int(session.window.last_packet_id), count),
+            lambda count: _free_ids(in_flight, int(session.deliveries.window.last_packet_id), count),
         )
 
     def assign_ids(self, address: Address) -> None:
@@ -110,9 +110,9 @@ class RemoteSessions:
 def _in_flight(session: Session) -> dict[int, int]:
     """The QoS of the messages in flight by packet id."""
     found: dict[int, int] = {}
-    for key, message in session.window.in_flight.items():
+    for key, message in session.deliveries.window.in_flight.items():
         found[cast(int, key)] = message.qos if isinstance(message, Delivery) else 2
-    for entry in session.queue.entries:
+    for entry in session.deliveries.queue.entries:
         if entry.packet_id:
             found[entry.packet_id] = entry.qos
     return found

@@ -114,7 +114,7 @@ class Commits:
     def load_page(self, page: Page) -> None:
         """Load a page that its session still waits for."""
         session = self.registry.by_id.get(page.session_id)
-        if session is not None and session.page_arrived():
+        if session is not None and session.deliveries.page_arrived():
             self._load_page(session, page)
 
     def resume_paused(self) -> None:
@@ -128,7 +128,7 @@ class Commits:
     def _load_page(self, session: Session, page: Page) -> None:
         if page.error is not None:
             log.error("event=page_failed client=%s reason=%s", session.client_id, page.error)
-            session.page_failed()
+            session.deliveries.page_failed()
             pending = self.clients.pending.get(session.client_id)
             if pending is not None:
                 self.connect_handler.refuse(pending.connection, IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
@@ -139,14 +139,15 @@ class Commits:
         if self.rules.restrictive:
             self._drop_denied(session)
         if not self.connect_handler.session_loaded(session):
-            session.send_queued()
+            session.deliveries.send_queued()
 
     def _drop_denied(self, session: Session) -> None:
         """Remove the messages that the client may no longer read from its queue."""
-        for entry in session.queue.entries:
+        deliveries = session.deliveries
+        for entry in deliveries.queue.entries:
             if entry.disk != GONE and not self.rules.may_read(session, entry.message.topic):
-                session.withdraw(entry)
-                session.drops().not_authorized += 1
+                deliveries.withdraw(entry)
+                deliveries.drops().not_authorized += 1
 
 
 class _Answer(LongWork):

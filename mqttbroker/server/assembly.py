@@ -228,7 +228,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
         broker.lifecycle.load(session)
     registry.client_ids.sort()
     for queue in _consumed(recovered.queues):
-        registry.by_id[queue.session_id].queue.count_stored(queue.entries, queue.size, queue.last_seq)
+        registry.by_id[queue.session_id].deliveries.queue.count_stored(queue.entries, queue.size, queue.last_seq)
     for stored in _consumed(recovered.subscriptions):
         session = registry.by_id[stored.session_id]
         subscription = Subscription(session, stored.topic_filter, stored.options, stored.subscription_id)

@@ -227,7 +227,7 @@ def test_messages_above_the_clients_maximum_are_not_sent(tmp_path: Path, qos: in
         client.expect_nothing()
         assert core.control.status().drops["too_large"] == 1
         session = core.broker.registry.get("small")
-        assert session is not None and session.queued_messages == 0
+        assert session is not None and session.deliveries.queued_messages == 0
 
 
 # --- takeover -----------------------------------------------------------------------------------------------------

@@ -189,7 +189,7 @@ def test_a_message_above_the_clients_maximum_uses_no_receive_maximum(tmp_path: P
             if qos == 2:
                 assert client.expect(Pubrel).packet_id == packet.packet_id
                 client.send(Pubcomp(packet.packet_id))
-        assert session.queued_messages == session.packet_ids_in_use == 0
+        assert session.deliveries.queued_messages == session.deliveries.packet_ids_in_use == 0
         publisher.publish("t/live", b"last", qos)
         assert [packet.payload for packet in client.arrived()] == [b"last"]
 
@@ -220,7 +220,7 @@ def test_a_replay_continues_as_its_client_acknowledges(tmp_path: Path, qos: int,
             if len(found) == 1501:
                 break
         assert sorted(found) == sorted([*(b"%d" % n for n in range(1500)), b"live"])
-        assert core.broker.registry.get("c").queued_messages == 0
+        assert core.broker.registry.get("c").deliveries.queued_messages == 0
 
 
 def test_a_shared_subscription_gets_no_retained_messages(connect: Callable[..., RawClient]) -> None:

@@ -51,7 +51,7 @@ def test_packet_ids_wrap_around_the_ones_in_use(tmp_path: Path) -> None:
         session = core.broker.registry.get("sub")
         assert session is not None
         publish(core, range(1))
-        session.window.last_packet_id = 65534
+        session.deliveries.window.last_packet_id = 65534
         publish(core, range(3))
         assert [packet.packet_id for packet in client.arrived()] == [1, 65535, 2, 3]
 
@@ -103,7 +103,7 @@ def test_acknowledgements_of_unused_packet_ids_change_nothing(tmp_path: Path) ->
         assert client.expect(Pubrel).packet_id == 2
         client.send(Pubcomp(2), Puback(1))
         session = core.broker.registry.get("sub")
-        assert session is not None and not session.window.in_flight and session.queued_messages == 0
+        assert session is not None and not session.deliveries.window.in_flight and session.deliveries.queued_messages == 0
 
 
 def test_unpersisted_messages_may_be_acknowledged_in_any_order(tmp_path: Path) -> None:
@@ -120,8 +120,8 @@ def test_unpersisted_messages_may_be_acknowledged_in_any_order(tmp_path: Path) -
             assert len(client.arrived()) == 2
             client.send(*map(Puback, order[2:]))
             client.send(*map(Puback, range(first + 4, first + 6)))
-            assert session.packet_ids_in_use == session.queued_messages == 0
-            session.window.last_packet_id = first + 3
+            assert session.deliveries.packet_ids_in_use == session.deliveries.queued_messages == 0
+            session.deliveries.window.last_packet_id = first + 3
 
 
 @pytest.mark.parametrize("reason_code", [0, 0x80])
@@ -146,7 +146,7 @@ def test_an_unpersisted_qos_2_message_is_delivered_once(tmp_path: Path, reason_c
         client.send(Pubrec(2), Pubrec(3))
         client.send(Pubcomp(2), Pubcomp(3))
         session = core.broker.registry.get("sub")
-        assert session is not None and session.packet_ids_in_use == session.queued_messages == 0
+        assert session is not None and session.deliveries.packet_ids_in_use == session.deliveries.queued_messages == 0
 
 
 WRONG = [  # QoS, and acknowledgements of which the last is unexpected
@@ -231,7 +231,7 @@ def test_a_long_queue_drains_in_order_while_messages_arrive(tmp_path: Path, qos:
     with Core(tmp_path, **LIMITS) as core:
         session = away(core)
         publish(core, range(3200), qos)
-        assert session.queued_messages == 3200
+        assert session.deliveries.queued_messages == 3200
         core.kill()
         client = durable(core, "sub", window=50)
         found: list[int] = []
@@ -247,7 +247,11 @@ def test_a_long_queue_drains_in_order_while_messages_arrive(tmp_path: Path, qos:
         assert found == list(range(3600))
         drain(client)
         session = client.connection.session
-        assert session.queued_messages == 0 and session.queue.byte_count == 0 and session.queue.stored_seq == 0
+        assert (
+            session.deliveries.queued_messages == 0
+            and session.deliveries.queue.byte_count == 0
+            and session.deliveries.queue.stored_seq == 0
+        )
 
 
 @pytest.mark.parametrize("commits", [0, 1, 2])
@@ -261,7 +265,7 @@ def test_a_takeover_during_paging_neither_loses_nor_duplicates(tmp_path: Path, c
         taken: list[int] = []
         session = core.broker.registry.get("sub")
         assert session is not None
-        while not session.reading_page:
+        while not session.deliveries.reading_page:
             packets = first.arrived()
             taken += numbers_of(packets)
             first.send(*(Puback(packet.packet_id) for packet in packets))
@@ -302,8 +306,8 @@ def test_pages_are_limited_by_size(tmp_path: Path) -> None:
         back = durable(core, "sub", window=1)
         session = back.connection.session
         found = []
-        while session.queued_messages:
-            assert session.queue.memory_bytes <= 10_000
+        while session.deliveries.queued_messages:
+            assert session.deliveries.queue.memory_bytes <= 10_000
             found.append(int(back.take().payload))
         assert found == list(range(20))
 
@@ -363,11 +367,11 @@ def test_a_refused_message_that_was_already_sent_is_counted_once(tmp_path: Path)
         assert publisher.expect(Puback).reason_code == 0x97
         client.send(Puback(1))
         session = client.connection.session
-        assert (session.queued_messages, session.queue.byte_count) == (0, 0)
+        assert (session.deliveries.queued_messages, session.deliveries.queue.byte_count) == (0, 0)
         core.eager = True
         publish(core, range(1, 4))
         assert drain(client) == [1, 2, 3]
-        assert (session.queued_messages, session.queue.byte_count) == (0, 0)
+        assert (session.deliveries.queued_messages, session.deliveries.queue.byte_count) == (0, 0)
 
 
 def test_a_refused_message_frees_its_place_in_the_window(tmp_path: Path) -> None:
@@ -393,7 +397,7 @@ def test_a_refused_message_is_not_delivered_to_a_disconnected_client(tmp_path: P
         publisher.send(Publish("t/1", b"0", 1, False, False, 1))
         core.fail()
         assert publisher.expect(Puback).reason_code == 0x97
-        assert (session.queued_messages, session.queue.byte_count) == (0, 0)
+        assert (session.deliveries.queued_messages, session.deliveries.queue.byte_count) == (0, 0)
         core.eager = True
         publish(core, range(1, 3))
         assert drain(durable(core, "sub")) == [1, 2]

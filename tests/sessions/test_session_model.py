@@ -379,9 +379,9 @@ class SessionModel(RuleBasedStateMachine):
         self.order_is_preserved()
         self.qos_2_is_exactly_once()
         for session in self.core.broker.registry.sessions.values():
-            assert (session.queued_messages, session.queue.byte_count) == (0, 0), session.client_id
-            assert not session.window.in_flight and not session.queue.entries and not session.received
-            assert session.queue.stored_seq == 0 and session.queue.memory_bytes == 0
+            assert (session.deliveries.queued_messages, session.deliveries.queue.byte_count) == (0, 0), session.client_id
+            assert not session.deliveries.window.in_flight and not session.deliveries.queue.entries and not session.received
+            assert session.deliveries.queue.stored_seq == 0 and session.deliveries.queue.memory_bytes == 0
         assert self.core.broker.journal.size == 0
 
 

@@ -255,8 +255,8 @@ class BrokerControl:
         return SessionDetail(
             summary=self._summary(session),
             keep_alive=0.0 if connection is None else connection.keep_alive,
-            max_in_flight=session.window.send_maximum,
-            queued_memory_bytes=session.queue.memory_bytes,
+            max_in_flight=session.deliveries.window.send_maximum,
+            queued_memory_bytes=session.deliveries.queue.memory_bytes,
             incoming_qos2=len(session.received),
             retained_pending=len(session.pending_retained),
             has_will=session.will is not None,
@@ -284,9 +284,9 @@ class BrokerControl:
             connected_at=connected_at,
             disconnected_at=session.disconnected_at,
             subscriptions=len(session.subscriptions),
-            queued_messages=session.queued_messages,
-            queued_bytes=session.queue.byte_count,
-            in_flight=session.packet_ids_in_use,
+            queued_messages=session.deliveries.queued_messages,
+            queued_bytes=session.deliveries.queue.byte_count,
+            in_flight=session.deliveries.packet_ids_in_use,
             expiry_interval=session.expiry_interval,
         )
 
@@ -956,7 +956,7 @@ SORTS: dict[str, _SortKey] = {
     "connected_at": _SortKey(CONNECTED_AT, connected_at),
     "disconnected_at": _SortKey(DISCONNECTED_AT, lambda session: session.disconnected_at),
     "subscriptions": _SortKey(SUBSCRIPTIONS, lambda session: len(session.subscriptions)),
-    "queued_messages": _SortKey(QUEUED_MESSAGES, lambda session: session.queued_messages),
+    "queued_messages": _SortKey(QUEUED_MESSAGES, lambda session: session.deliveries.queued_messages),
 }
 """Orders of sessions beside that of their client identifiers."""
 

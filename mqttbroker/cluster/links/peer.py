@@ -187,7 +187,7 @@ class Peer(LinkReceiver):
         """Send a message at QoS 0 for a member of a shared subscription, or drop it."""
         connection = self.connection
         if connection is None:
-            self._session.drops().slow_subscriber += 1
+            self._session.deliveries.drops().slow_subscriber += 1
             return
         try:
             packet = shared_packet(key, outgoing)
@@ -432,7 +432,7 @@ def local_states(group: Group) -> tuple[MemberState, ...]:
         connection = session.connection
         if connection is not None:
             flags |= CONNECTED
-            if connection.ready and session.window.is_open:
+            if connection.ready and session.deliveries.window.is_open:
                 flags |= AVAILABLE
-        states.append(MemberState(int(member.client_id_hash), flags, session.queued_messages))
+        states.append(MemberState(int(member.client_id_hash), flags, session.deliveries.queued_messages))
     return tuple(states)

@@ -127,7 +127,7 @@ class Connection(ClientConnection):
                 self.halted
                 or outbound.backlogged
                 # A client that has messages to acknowledge is read, so that no two clients wait for each other.
-                or (self.paused_by is not None and cast(Session, self.session).packet_ids_in_use == 0)
+                or (self.paused_by is not None and cast(Session, self.session).deliveries.packet_ids_in_use == 0)
                 or unsent > outbound.max_backlog
                 or (unsent > FREE_BYTES and outbound.blocked_bytes > outbound.max_blocked)
                 or self.acks.length > outbound.max_acks
@@ -342,7 +342,7 @@ class Connection(ClientConnection):
         size: i64 = len(outgoing.topic) + len(message.payload) + len(message.properties) + len(subscription_ids)
         if session is None or self.topic_aliases is not None or size + MAX_PUBLISH_OVERHEAD > self.maximum_packet_size:
             return False
-        packet_id = session.allocate_unpersisted(qos)
+        packet_id = session.deliveries.allocate_unpersisted(qos)
         if packet_id == 0:
             return False
         packet = outgoing.encode(self.version, qos, retain, False, packet_id, subscription_ids)
@@ -362,7 +362,7 @@ class Connection(ClientConnection):
         packet_id = entry.packet_id
         if self.topic_aliases is not None:
             if not self._send_encoded_aliased(outgoing, qos, retain, duplicate, packet_id, subscription_ids):
-                entry.session.abandon(entry)
+                entry.owner.abandon(entry)
             return
         packet: bytes = NO_BYTES
         header: bytes = NO_BYTES
@@ -378,7 +378,7 @@ class Connection(ClientConnection):
         if size > self.maximum_packet_size:
             # Completed as if it had been delivered [MQTT-3.1.2-25].
             self.drops().too_large += 1
-            entry.session.abandon(entry)
+            entry.owner.abandon(entry)
         elif packet:
             self.send_publish(packet, len(outgoing.message.payload), False)
         else:
@@ -487,11 +487,13 @@ class Connection(ClientConnection):
             self.ready = True
             session = self.session
             if session is not None and session.connection is self:
-                session.send_queued()
+                session.deliveries.send_queued()
                 if session.pending_retained:
                     self.request_flush()  # the flush continues the replay
-        elif self.session is not None and self.session.room_user is not None:
-            self.session.room_user.has_room()
+        elif self.session is not None:
+            room_user = self.session.deliveries.room_user
+            if room_user is not None:
+                room_user.has_room()
 
     def halt(self) -> None:
         """Handle no more packets in this iteration of the event loop: the limit of work per iteration is reached."""

@@ -39,15 +39,16 @@ def deliver(
         if connection is not None:
             cast(Connection, connection).send_at_most_once(outgoing, retain, target.subscription_ids)
         elif session.remote:
-            session.drops().slow_subscriber += 1
+            session.deliveries.drops().slow_subscriber += 1
         return
     if session.ended:  # its subscriptions are being removed
         return
-    entry = session.offer(message, qos, retain, target.subscription_ids, gate, group)
+    deliveries = session.deliveries
+    entry = deliveries.offer(message, qos, retain, target.subscription_ids, gate, group)
     if entry is not None:
         cast(Connection, session.connection).send_delivery(entry, outgoing, False)
-    elif publisher is not None and session.above_high_watermark:
-        session.pause_publisher(publisher)
+    elif publisher is not None and deliveries.above_high_watermark:
+        deliveries.pause_publisher(publisher.deliveries)
 
 
 class FanOut(LongWork):

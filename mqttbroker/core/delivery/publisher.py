@@ -196,18 +196,18 @@ class Publisher:
         for target in route.targets_for(publisher):
             if target.qos == 0:
                 continue
-            session = target.session
-            open_now: bool = session.open
-            if refuse and not session.queue.has_room(size, open_now):
+            deliveries = target.session.deliveries
+            open_now: bool = deliveries.open
+            if refuse and not deliveries.queue.has_room(size, open_now):
                 return False
-            if session.id != 0:
+            if deliveries.session_id != 0:
                 entries += 1
                 some_wait = some_wait or not open_now
         for group in route.groups:
             if group.available:
                 continue
             for member in group.members:
-                if refuse and not member.session.queue.has_room(size, False):
+                if refuse and not member.session.deliveries.queue.has_room(size, False):
                     return False
             entries += 1
             some_wait = True
@@ -215,10 +215,11 @@ class Publisher:
 
     def redistribute(self, session: Session) -> None:
         """Deliver to other members the messages that a leaving member of shared subscriptions has not acknowledged."""
-        if session.id == 0 and len(session.queue.entries) > REDISTRIBUTED_AT_ONCE:
-            self.turns.add(_Redistribution(self, session.shared_in_flight(), session.give_up_queue()))
+        deliveries = session.deliveries
+        if session.id == 0 and len(deliveries.queue.entries) > REDISTRIBUTED_AT_ONCE:
+            self.turns.add(_Redistribution(self, deliveries.shared_in_flight(), deliveries.give_up_queue()))
             return
-        for entry in session.shared_entries():
+        for entry in deliveries.shared_entries():
             group = cast(Group, entry.group)
             topic = entry.message.topic
             member = self.router.strategy.choose(self.router.permitted(group, topic), topic)
@@ -227,7 +228,7 @@ class Publisher:
             if session.id != 0 and not _takes_stored(member, entry):
                 continue  # it would not be sent sooner, would not be on disk any more, or would be dropped
             self._deliver_again(entry, member, group)
-            session.withdraw(entry)
+            deliveries.withdraw(entry)
 
     def pass_on(self, entry: Delivery) -> int:
         """`redistribute` one entry of a session that has ended and was not stored; returns the cost."""
@@ -282,7 +283,7 @@ def _takes_stored(member: Member, entry: Delivery) -> bool:
     if session.remote:
         remote = cast(RemoteMember, member)
         return remote.connected and remote.persistent
-    return session.connection is not None and session.id != 0 and not session.queue.full(entry.message.size)
+    return session.connection is not None and session.id != 0 and not session.deliveries.queue.full(entry.message.size)
 
 
 def partition_key(key: str, message: Message) -> bytes:

@@ -213,24 +213,25 @@ class Replay:
     def ready(self) -> bool:
         """Whether there may be something to send, and the client accepts more: it reads, and has no older messages waiting."""
         connection = self.connection
-        session = self.session
+        deliveries = self.session.deliveries
         source = self._source
         if source is not None and not self._unsent and source.waiting:
             return False
         return (
             connection.ready
             and not connection.outbox.writing_paused
-            and len(session.queue.entries) < MAX_QUEUED
-            and session.all_in_memory
-            and (session.id != 0 or session.packet_ids_in_use < self._max_in_flight)
+            and len(deliveries.queue.entries) < MAX_QUEUED
+            and deliveries.all_in_memory
+            and (deliveries.session_id != 0 or deliveries.packet_ids_in_use < self._max_in_flight)
         )
 
     @property
     def _max_in_flight(self) -> int:
         """The part of a transient session's in-flight window that a replay may use; live messages have the rest."""
         session = self.session
-        maximum: int = min(session.window.unpersisted_maximum, session.context.limits.max_queued_messages)
-        return max(session.window.send_maximum, maximum // 2)
+        window = session.deliveries.window
+        maximum: int = min(window.unpersisted_maximum, session.context.limits.max_queued_messages)
+        return max(window.send_maximum, maximum // 2)
 
     def drop_outdated(self) -> int:
         """Drop the unsent messages that are out of date; returns how many were looked at."""
@@ -283,6 +284,7 @@ class Replay:
         """
         unsent = self._unsent
         session = self.session
+        deliveries = session.deliveries
         connection = self.connection
         restrictive: bool = self.rules.restrictive
         granted: int = subscription.qos
@@ -293,7 +295,7 @@ class Replay:
         used: int = 0
         while unsent and ready and used < budget:
             message = unsent[-1]
-            if session.queued_messages and not session.queue.has_room(message.size, session.open):
+            if deliveries.queued_messages and not deliveries.queue.has_room(message.size, deliveries.open):
                 break
             unsent.pop()
             used += 1 + (message.size >> 10)
@@ -316,6 +318,6 @@ class Replay:
         if connection.send_unpersisted(outgoing, qos, True, subscription_id):
             return
         # The store counts the queue entries of a message, so this delivery gets its own.
-        entry = self.session.offer(message.copy(), qos, True, subscription_id, NOT_SENT_AGAIN)
+        entry = self.session.deliveries.offer(message.copy(), qos, True, subscription_id, NOT_SENT_AGAIN)
         if entry is not None:
             connection.send_delivery(entry, outgoing, False)

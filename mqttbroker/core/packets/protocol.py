@@ -48,7 +48,8 @@ from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.client.connection import AUTHENTICATING, AWAIT_CONNECT, CONNECTED, Connection
 from mqttbroker.core.client.topic_aliases import TopicAliases
 from mqttbroker.core.packets.publish_handler import PublishHandler
-from sessions.session import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN, Session
+from sessions.deliveries import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN
+from sessions.session import Session
 
 # Whether a client may send a packet, by state of its connection and packet type.
 _ALLOWED: Final[list[list[bool]]] = [
@@ -173,20 +174,21 @@ class Protocol:
         if packet_id == 0:  # [MQTT-2.2.1-3]
             raise MQTTError(PROTOCOL_ERROR, "acknowledgement of packet id 0")
         session = cast(Session, self.connection.session)
+        deliveries = session.deliveries
         outcome: int = ACCEPTED
         if packet_type == PUBACK:
             if reason_code < 0x80:
-                outcome = session.acknowledge(packet_id)
+                outcome = deliveries.acknowledge(packet_id)
             else:
-                outcome = session.refuse(packet_id, int(reason_code))
+                outcome = deliveries.refuse(packet_id, int(reason_code))
         elif packet_type == PUBCOMP:
-            outcome = session.complete(packet_id)
+            outcome = deliveries.complete(packet_id)
         elif packet_type == PUBREL:
             self._pubrel(session, packet_id)
         elif reason_code >= 0x80:
-            outcome = session.publish_refused(packet_id)
+            outcome = deliveries.publish_refused(packet_id)
         else:
-            outcome = session.publish_received(packet_id)
+            outcome = deliveries.publish_received(packet_id)
             if outcome == REPEATED:
                 self.connection.send_pubrel(packet_id)
             elif outcome == UNKNOWN:

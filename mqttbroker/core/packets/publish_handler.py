@@ -220,7 +220,7 @@ class PublishHandler:
             receiver = target.session.connection
             if receiver is None:
                 if target.session.remote:
-                    target.session.drops().slow_subscriber += 1
+                    target.session.deliveries.drops().slow_subscriber += 1
                 continue
             connection = cast(Connection, receiver)
             if target.zero_copy and connection.zero_copy_version == version:
@@ -307,7 +307,7 @@ class PublishHandler:
                 receiver_id: i64 = 0
                 if connection.zero_copy_version == version:
                     if size <= connection.maximum_packet_size:
-                        receiver_id = receiver.allocate_unpersisted(granted)
+                        receiver_id = receiver.deliveries.allocate_unpersisted(granted)
                     if receiver_id:
                         header = route.qos1_header if granted == 1 else route.qos2_header
                         connection.send_publish_parts(header, receiver_id, rest, size, payload_size)
@@ -315,7 +315,7 @@ class PublishHandler:
                             connection.outbox.parts += more
                         continue
                 elif version >= 5 and more is None and connection.can_alias(size, rest[0]):
-                    receiver_id = receiver.allocate_unpersisted(granted)
+                    receiver_id = receiver.deliveries.allocate_unpersisted(granted)
                     if receiver_id:
                         connection.send_publish_aliased(granted << 1, route.topic_bytes, receiver_id, rest[0], rest[1:])
                         continue
@@ -338,11 +338,12 @@ class PublishHandler:
             if member is None:
                 continue
             session = member.session
-            if first == 0x32 and member.zero_copy and member.qos and session.can_send_shared(size):
+            deliveries = session.deliveries
+            if first == 0x32 and member.zero_copy and member.qos and deliveries.can_send_shared(size):
                 connection = cast(Connection, session.connection)
                 if connection.zero_copy_version == version and size <= connection.maximum_packet_size:
                     shared = self._shared_in_flight(route, rest, payload, properties, group.complete)
-                    connection.send_publish_parts(route.qos1_header, session.allocate_shared(shared), rest, size, len(rest) - payload)
+                    connection.send_publish_parts(route.qos1_header, deliveries.allocate_shared(shared), rest, size, len(rest) - payload)
                     continue
             if outgoing is None:
                 outgoing = self._outgoing(route, rest, first, payload, properties)

@@ -102,7 +102,7 @@ class Group:
         for member in self.members:
             session = member.session
             connection = session.connection
-            if connection is not None and connection.ready and session.window.is_open:
+            if connection is not None and connection.ready and session.deliveries.window.is_open:
                 return True
             if session.remote and cast(RemoteMember, member).available:
                 return True
@@ -184,7 +184,7 @@ class RoundRobin(Strategy):
             connection = session.connection
             offset += 1
             if connection is not None:
-                if connection.ready and session.window.is_open:
+                if connection.ready and session.deliveries.window.is_open:
                     complete.cursor = (cursor + offset) % count
                     return member
                 if fallback is None or fallback.session.connection is None:
@@ -255,7 +255,7 @@ class LeastLoaded(Strategy):
 
 
 def _load(member: Member) -> int:
-    return cast(RemoteMember, member).load if member.session.remote else member.session.queued_messages
+    return cast(RemoteMember, member).load if member.session.remote else member.session.deliveries.queued_messages
 
 
 def _candidates(group: Group) -> list[Member]:
@@ -277,7 +277,7 @@ def _candidates(group: Group) -> list[Member]:
         elif connection is None:
             if session.id != 0 and not session.ended:
                 persistent.append(member)
-        elif connection.ready and session.window.is_open:
+        elif connection.ready and session.deliveries.window.is_open:
             available.append(member)
         else:
             connected.append(member)

@@ -427,7 +427,7 @@ class ConnectHandler:
         if self.clients.on_connected is not None:
             self.clients.on_connected(connection, packet.clean_start)
         if pending.session_present:
-            session.redeliver()
+            session.deliveries.redeliver()
             self.replays.begin(connection)
             self.lifecycle.subscriptions.streams.resumed(session)
         connection.request_flush()

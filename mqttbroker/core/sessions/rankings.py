@@ -90,7 +90,7 @@ class SessionRankings:
             self._offer(CONNECTED_AT, connected_at(session), client_id)
             self._offer(DISCONNECTED_AT, session.disconnected_at, client_id)
             self._offer(SUBSCRIPTIONS, float(len(session.subscriptions)), client_id)
-            self._offer(QUEUED_MESSAGES, float(session.queued_messages), client_id)
+            self._offer(QUEUED_MESSAGES, float(session.deliveries.queued_messages), client_id)
         # One cut in each step, because it takes as long as the visits.
         self._next_cut = (self._next_cut + 1) % len(self._rankings)
         if self._rankings[self._next_cut].is_long:

@@ -250,8 +250,8 @@ class StreamConsumer(ReaderOwner):
             connection.ready
             and not outbox.writing_paused
             and outbox.backlog < MAX_BACKLOG
-            and not session.queue.entries
-            and session.all_in_memory
+            and not session.deliveries.queue.entries
+            and session.deliveries.all_in_memory
         )
 
     def _block(self, reader: PartitionReader) -> None:
@@ -314,7 +314,7 @@ class StreamConsumer(ReaderOwner):
             packet_id: i64 = 0
             again: bool = False
             if offsets is not None and group is not None and qos == 1:
-                if not session.window.is_open:
+                if not session.deliveries.window.is_open:
                     self.blocked = True
                     break
                 if not offsets.may_hand_over(rows.offset):
@@ -323,14 +323,14 @@ class StreamConsumer(ReaderOwner):
                     self.blocked = True
                     break
                 again = offsets.hand_over(rows.offset) > 0
-                packet_id = session.allocate_stream(StreamInFlight(group, offsets, rows.offset))
+                packet_id = session.deliveries.allocate_stream(StreamInFlight(group, offsets, rows.offset))
             elif qos:
                 if session.id != 0:
                     # The session's own queue keeps the message until it is acknowledged.
                     self._flush(connection, parts, size, count, payload)
                     parts = []
                     size = count = payload = 0
-                    if not session.open or self._queue_full(rows):
+                    if not session.deliveries.open or self._queue_full(rows):
                         self.blocked = True
                         break
                     if offsets is not None:
@@ -344,7 +344,7 @@ class StreamConsumer(ReaderOwner):
                 if not self._window_has_room():
                     self.blocked = True
                     break
-                packet_id = session.allocate_unpersisted(qos)
+                packet_id = session.deliveries.allocate_unpersisted(qos)
                 if packet_id == 0:
                     self.blocked = True
                     break
@@ -366,9 +366,9 @@ class StreamConsumer(ReaderOwner):
             if written == 0:  # [MQTT-3.1.2-25]
                 connection.drops().too_large += 1
                 if qos == 1:
-                    session.acknowledge(packet_id)
+                    session.deliveries.acknowledge(packet_id)
                 elif qos == 2:
-                    session.publish_refused(packet_id)
+                    session.deliveries.publish_refused(packet_id)
                 continue
             size += written
             payload += rows.payload_size
@@ -392,12 +392,12 @@ class StreamConsumer(ReaderOwner):
         """Whether a persistent session's messages in flight leave no room for a record in its queue."""
         session = self.session
         size: i64 = rows.payload_size + len(rows.topic) + len(rows.properties) + ADDED_BYTES
-        return session.queued_messages > 0 and session.queue.full(int(size))
+        return session.deliveries.queued_messages > 0 and session.deliveries.queue.full(int(size))
 
     def _window_has_room(self) -> bool:
         """Whether a transient session's in-flight window has room; live messages have a part of it to themselves."""
         session = self.session
-        window = session.window
+        window = session.deliveries.window
         most: i64 = min(i64(window.unpersisted_maximum), session.context.limits.max_queued_messages)
         return window.packet_ids_in_use < max(i64(window.send_maximum), most // 2)
 
@@ -411,7 +411,7 @@ class StreamConsumer(ReaderOwner):
         subscription_ids: bytes = NO_BYTES
         if self.subscription.identifier:
             subscription_ids = b"\x0b" + encode_varint(self.subscription.identifier)
-        entry = self.session.offer(rows.message(properties), qos, retain, subscription_ids, None)
+        entry = self.session.deliveries.offer(rows.message(properties), qos, retain, subscription_ids, None)
         if entry is not None:
             connection.send_entry(entry, False)
         self.consumers.counters.stream_records_sent += 1
@@ -446,7 +446,7 @@ class StreamConsumer(ReaderOwner):
         if size == 0:  # [MQTT-3.1.2-25]
             connection.drops().too_large += 1
             if qos:
-                session.acknowledge(packet_id)
+                session.deliveries.acknowledge(packet_id)
         else:
             self._flush(connection, parts, size, 1, rows.payload_size)
 

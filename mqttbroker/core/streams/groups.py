@@ -101,7 +101,7 @@ class StreamGroup(InFlightOwner):
         member = self.members.pop(session, None)
         if member is None:
             return
-        session.disown_stream_messages(self)
+        session.deliveries.disown_stream_messages(self)
         for partition in list(member.partitions):
             member.consumer.remove_partition(partition)
         self.assignment.leave(member)
@@ -196,7 +196,7 @@ class StreamGroup(InFlightOwner):
         """Continue at these offsets, one of each partition; nothing that is in flight counts any more."""
         self.times = {}
         for member in list(self.members.values()):
-            member.consumer.session.disown_stream_messages(self)
+            member.consumer.session.deliveries.disown_stream_messages(self)
         self.stored.seek(positions)
         for partition in range(len(positions)):
             owner = self.assignment.owners[partition]
@@ -209,7 +209,7 @@ class StreamGroup(InFlightOwner):
         """The group is deleted: its members are sent no more."""
         for session in list(self.members):
             member = self.members.pop(session)
-            session.disown_stream_messages(self)
+            session.deliveries.disown_stream_messages(self)
             member.consumer.close()
 
 

@@ -278,9 +278,9 @@ class StreamSubscriptions:
 
     def open(self, session: Session, subscription: Subscription, plan: StreamPlan) -> None:
         """Begin to read for a subscription, or go on with one that the client has already."""
-        streams = session.room_user
+        streams = session.deliveries.room_user
         if streams is None:
-            streams = session.room_user = _SessionStreams()
+            streams = session.deliveries.room_user = _SessionStreams()
         assert isinstance(streams, _SessionStreams)
         if plan.queue:
             self._consume(streams, session, subscription, plan)
@@ -411,7 +411,7 @@ class StreamSubscriptions:
         stored = self.stored.subscription(session.id, full_filter) if session.id != 0 else None
         if stored is not None:
             self.stored.delete(stored)
-        streams = session.room_user
+        streams = session.deliveries.room_user
         if streams is None:
             return
         assert isinstance(streams, _SessionStreams)
@@ -420,7 +420,7 @@ class StreamSubscriptions:
         if consumer is not None:
             self._close(consumer)
         if not streams.places and not streams.by_filter:
-            session.room_user = None
+            session.deliveries.room_user = None
 
     def _close(self, consumer: StreamConsumer) -> None:
         if consumer.group is not None:
@@ -429,7 +429,7 @@ class StreamSubscriptions:
 
     def disconnected(self, session: Session) -> None:
         """The client has disconnected: remember where its subscriptions stand."""
-        streams = session.room_user
+        streams = session.deliveries.room_user
         if streams is None:
             return
         assert isinstance(streams, _SessionStreams)
@@ -448,7 +448,7 @@ class StreamSubscriptions:
                 self._resume(session, filter_text, subscription)
 
     def _resume(self, session: Session, filter_text: str, subscription: Subscription) -> None:
-        streams = session.room_user
+        streams = session.deliveries.room_user
         place: _Place | None = None
         if streams is not None:
             assert isinstance(streams, _SessionStreams)
@@ -469,7 +469,7 @@ class StreamSubscriptions:
             plan.skips_damage = place.skips_damage
             plan.stops_when_expired = place.stops_when_expired
         self.open(session, subscription, plan)
-        streams = session.room_user
+        streams = session.deliveries.room_user
         assert isinstance(streams, _SessionStreams)
         if place is not None:
             for reader in streams.by_filter[filter_text].readers:

@@ -186,7 +186,7 @@ class WorkQueue(InFlightOwner):
         if self.consumers.pop(session, None) is None:
             return
         self._order = []
-        for message in session.disown_stream_messages(self):
+        for message in session.deliveries.disown_stream_messages(self):
             self._return(message, "the consumer has left")
         if not self.consumers:
             self._close_if_idle()
@@ -331,7 +331,7 @@ class WorkQueue(InFlightOwner):
         self._returned.pop((offsets.partition, offset), None)
         message = StreamInFlight(self, offsets, offset)
         self._leases[message] = Lease(consumer.session, self._clock.monotonic - self._clock.stopped + self.rule.lease)
-        packet_id = consumer.session.allocate_stream(message)
+        packet_id = consumer.session.deliveries.allocate_stream(message)
         mark: bytes = NO_BYTES
         if before:
             self.redeliveries += 1
@@ -515,7 +515,12 @@ class QueueConsumer(StreamConsumer):
     def accepts(self) -> bool:
         """Whether the client has room for a message."""
         connection = self.session.connection
-        return connection is not None and not self.closed and self._accepts(cast(Connection, connection)) and self.session.window.is_open
+        return (
+            connection is not None
+            and not self.closed
+            and self._accepts(cast(Connection, connection))
+            and self.session.deliveries.window.is_open
+        )
 
     def unblock(self) -> None:
         """There may be room again."""

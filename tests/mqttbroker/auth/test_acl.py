@@ -413,7 +413,7 @@ def test_queued_messages_follow_the_rules_at_reconnect(core: AclCore, qos: int, 
         core.kill()
         core.rules(BASIC)
     session = core.broker.registry.get("sleeper")
-    assert session is not None and session.queued_messages == 2
+    assert session is not None and session.deliveries.queued_messages == 2
 
 
 def test_denied_messages_are_answered_in_order(core: AclCore) -> None:

@@ -30,15 +30,15 @@ def stored(core: Core) -> list[tuple[int, int]]:
 
 def memory_of(session: Session) -> int:
     """Bytes of messages that a session holds in memory."""
-    return session.queue.memory_bytes + (0 if session.paging is None else session.paging.arrived_bytes)
+    return session.deliveries.queue.memory_bytes + (0 if session.deliveries.paging is None else session.deliveries.paging.arrived_bytes)
 
 
 def check_totals(core: Core) -> None:
     """The totals of the context are the sums over all sessions."""
     sessions = core.broker.registry.by_id.values()
     context = core.broker.context
-    assert context.queued_messages == sum(session.queued_messages for session in sessions)
-    assert context.queued_bytes == sum(session.queue.byte_count for session in sessions)
+    assert context.queued_messages == sum(session.deliveries.queued_messages for session in sessions)
+    assert context.queued_bytes == sum(session.deliveries.queue.byte_count for session in sessions)
     everybody = core.broker.registry.sessions.values()
     assert context.memory_bytes == sum(memory_of(session) for session in everybody)
 
@@ -68,7 +68,7 @@ def test_a_full_queue_drops_by_its_policy(tmp_path: Path, policy: str, kept: ran
         publish(core, range(8))
         drops = core.control.status().drops
         assert {name for name, count in drops.items() if count} == {cause} and drops[cause] == 3
-        assert session.queued_messages == 5
+        assert session.deliveries.queued_messages == 5
         check_totals(core)
         if where == "offline":
             assert stored(core) == [(5, 5)]
@@ -76,7 +76,7 @@ def test_a_full_queue_drops_by_its_policy(tmp_path: Path, policy: str, kept: ran
         else:
             client.connection.resume_sending()
         assert drain(client) == list(kept)
-        assert session.queued_messages == 0
+        assert session.deliveries.queued_messages == 0
         check_totals(core)
 
 
@@ -89,14 +89,14 @@ def test_drop_oldest_makes_room_in_bytes(tmp_path: Path) -> None:
         # "e" is larger than the limit of the queue, so nothing is dropped for it.
         assert [payload[:1] for payload in payloads(durable(core, "sub"))] == [b"c", b"d"]
         drops = core.control.status().drops
-        assert (drops["queue_full"], drops["queue_full_oldest"], session.queue.byte_count) == (1, 2, 3 + 100 + 3 + 1500)
+        assert (drops["queue_full"], drops["queue_full_oldest"], session.deliveries.queue.byte_count) == (1, 2, 3 + 100 + 3 + 1500)
 
 
 def test_drop_oldest_queries_a_long_queue_in_parts(tmp_path: Path) -> None:
     with Core(tmp_path, max_queued_messages=3000, queue_full="drop_oldest") as core:
         session = away(core, qos=1)
         publish(core, range(7500))
-        assert session.queued_messages == 3000
+        assert session.deliveries.queued_messages == 3000
         assert core.control.status().drops["queue_full_oldest"] == 4500
         check_totals(core)
         assert drain(durable(core, "sub")) == list(range(4500, 7500))
@@ -276,7 +276,7 @@ def test_messages_of_a_disconnected_client_expire_on_disk(tmp_path: Path) -> Non
         core.advance(59)
         assert stored(core) == [(2501, 2501)]
         core.advance(2)
-        assert stored(core) == [(501, 501)] and session.queued_messages == 501
+        assert stored(core) == [(501, 501)] and session.deliveries.queued_messages == 501
         check_totals(core)
         core.kill()
         core.advance(600)
@@ -311,11 +311,11 @@ def test_a_connected_session_skips_expired_messages_itself(tmp_path: Path) -> No
         assert session is not None
         assert [packet.payload for packet in client.arrived()] == [b"0"]
         core.advance(11)
-        assert session.queued_messages == 10
+        assert session.deliveries.queued_messages == 10
         client.close()
         # Its client was connected when they expired. Now they are deleted, except for the one that was sent.
         core.advance(61)
-        assert session.queued_messages == 1 and stored(core) == [(1, 1)]
+        assert session.deliveries.queued_messages == 1 and stored(core) == [(1, 1)]
         check_totals(core)
         assert [packet.payload for packet in durable(core, "sub").arrived()] == [b"0"]
 

@@ -149,7 +149,7 @@ def test_a_pause_ends_when_the_queue_is_down_to_half_the_high_watermark(plant: P
     plant.take(subscriber, 1)
     assert publisher.transport.reading
     assert (plant.monitor.paused, plant.monitor.pauses, plant.monitor.active) == (0, 1, {})
-    assert plant.session(subscriber).backpressure is None
+    assert plant.session(subscriber).deliveries.backpressure is None
 
 
 def test_a_paused_publisher_is_read_one_slice_at_a_time(plant: Plant) -> None:
@@ -174,7 +174,7 @@ def test_a_subscriber_that_acknowledges_pauses_publishers_again(plant: Plant) ->
         plant.loop.wait(MAX_PAUSE)
         assert publisher.transport.reading, "a pause ends at the time limit"
         plant.publish(publisher, "t")
-    assert not plant.session(subscriber).backpressure.suspended  # type: ignore[union-attr]
+    assert not plant.session(subscriber).deliveries.backpressure.suspended  # type: ignore[union-attr]
 
 
 def test_a_subscriber_that_acknowledges_nothing_pauses_no_publisher_until_its_queue_is_short(plant: Plant) -> None:
@@ -188,7 +188,7 @@ def test_a_subscriber_that_acknowledges_nothing_pauses_no_publisher_until_its_qu
         waiting -= plant.take(subscriber, 1)
         if waiting > WATERMARK // 2:
             plant.publish(publisher, "elsewhere")
-            assert plant.session(subscriber).backpressure is not None
+            assert plant.session(subscriber).deliveries.backpressure is not None
     plant.publish(publisher, "t", 2 * WATERMARK)
     assert plant.monitor.pauses == 2 and not publisher.transport.reading
 
@@ -226,7 +226,7 @@ def test_a_high_watermark_of_0_disables_backpressure(tmp_path: Path) -> None:
         subscriber, publisher = plant.join("s", "t"), plant.join("p")
         plant.publish(publisher, "t", 5000)
         assert publisher.transport.reading and plant.monitor.pauses == 0
-        assert plant.session(subscriber).queued_messages == 5000
+        assert plant.session(subscriber).deliveries.queued_messages == 5000
 
 
 def test_other_queues_and_qos_0_are_not_paused(plant: Plant) -> None:
@@ -255,7 +255,7 @@ def test_a_client_that_publishes_to_itself_is_not_paused(plant: Plant) -> None:
     wire.connection.ready, wire.connection.outbox.writing_paused = False, True  # the socket is blocked
     plant.publish(wire, "t", 3 * WATERMARK)
     session = plant.session(wire)
-    assert session.above_high_watermark and session.packet_ids_in_use == 0 and wire.transport.reading
+    assert session.deliveries.above_high_watermark and session.deliveries.packet_ids_in_use == 0 and wire.transport.reading
 
 
 def test_only_the_member_that_gets_the_message_pauses_the_publisher(plant: Plant) -> None:
@@ -265,8 +265,8 @@ def test_only_the_member_that_gets_the_message_pauses_the_publisher(plant: Plant
     plant.publish(publisher, "own", 2 * WATERMARK)
     plant.loop.wait(MAX_PAUSE)
     session = plant.session(slow)
-    assert session.above_high_watermark
-    session.backpressure = None  # as if the queue had just reached its high watermark
+    assert session.deliveries.above_high_watermark
+    session.deliveries.backpressure = None  # as if the queue had just reached its high watermark
     plant.publish(publisher, "t", 5)
     assert publisher.transport.reading and plant.take(quick) == 5
     plant.close(quick)
@@ -299,7 +299,7 @@ def test_messages_queued_while_disconnected_pause_no_publisher(tmp_path: Path, q
         left = 70
         session = subscriber.connection.session
         assert session is not None
-        while session.backpressure is not None:
+        while session.deliveries.backpressure is not None:
             assert subscriber.take()
             left -= 1
             if left > WATERMARK:
@@ -323,12 +323,12 @@ def test_a_queue_is_short_only_when_all_of_it_is_in_memory(tmp_path: Path) -> No
             publisher.publish("t", bytes(1000), 1)
         subscriber = durable(core, "s", WINDOW)
         session = subscriber.connection.session
-        assert session is not None and session.backpressure is not None
+        assert session is not None and session.deliveries.backpressure is not None
         for taken in range(1, 29):
             subscriber.take()
-            short = session.queue.byte_count <= 10_000 or session.queue.stored_seq == 0
-            assert (session.backpressure is None) == short, taken
-        assert session.backpressure is None
+            short = session.deliveries.queue.byte_count <= 10_000 or session.deliveries.queue.stored_seq == 0
+            assert (session.deliveries.backpressure is None) == short, taken
+        assert session.deliveries.backpressure is None
 
 
 # --- clean-up -----------------------------------------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_a_paused_publisher_that_disconnects_is_forgotten(plant: Plant, how: str
             plant.join("p")
             assert plant.monitor.paused == 0
             plant.close(publisher)
-        backpressure = plant.session(subscriber).backpressure
+        backpressure = plant.session(subscriber).deliveries.backpressure
         assert backpressure is not None and backpressure.publishers == {} and publisher.connection.paused_by is None
         assert (plant.monitor.paused, plant.monitor.active) == (0, {})
         del publisher
@@ -419,7 +419,7 @@ def check_state(core: Core) -> None:
     """Paused publishers and their subscribers are connected, and the counts are right."""
     monitor = core.broker.context.backpressure_monitor
     sessions = core.broker.registry.sessions.values()
-    active = [session.backpressure for session in sessions if session.backpressure is not None]
+    active = [session.deliveries.backpressure for session in sessions if session.deliveries.backpressure is not None]
     assert set(monitor.active) == {backpressure for backpressure in active if backpressure.publishers}
     paused = [publisher for backpressure in active for publisher in backpressure.publishers]
     assert len(paused) == monitor.paused
@@ -427,7 +427,7 @@ def check_state(core: Core) -> None:
     assert set(paused) == {connection for connection in connections if connection.paused_by is not None}
     assert all(one.paused_by is not None and one in one.paused_by.publishers for one in paused)
     for session in sessions:
-        assert session.connection is not None or session.backpressure is None
+        assert session.connection is not None or session.deliveries.backpressure is None
 
 
 @settings(max_examples=25)

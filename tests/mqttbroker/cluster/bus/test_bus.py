@@ -161,7 +161,7 @@ def test_a_message_to_very_many_sessions_is_stored_once_whenever_the_core_dies(c
         core.commit()
     core.kill()
     core.read_all()
-    counts = {session.queue.message_count for session in core.broker.registry.by_id.values()}
+    counts = {session.deliveries.queue.message_count for session in core.broker.registry.by_id.values()}
     assert counts == {2} and len(core.broker.registry.by_id) == LARGE_ROUTE + 5
 
 

@@ -118,7 +118,7 @@ def test_a_session_keeps_its_permissions_while_the_client_is_away(core: Permissi
     root = core.log_in("root")
     root.publish("a/secret", b"", 1)
     root.publish("a/1", b"", 1)
-    assert core.broker.registry.sessions["c-pump"].queue.message_count == 1
+    assert core.broker.registry.sessions["c-pump"].deliveries.queue.message_count == 1
     pump = core.log_in("pump", claim)
     assert [packet.topic for packet in pump.arrived()] == ["a/1"]
 
@@ -166,7 +166,7 @@ def test_unreadable_permissions_in_the_store_deny_everything(core: PermissionsCo
     database.close()
     core._start()
     core.log_in("root").publish("a/1", b"", 1)
-    assert core.broker.registry.sessions["c-pump"].queue.message_count == 0
+    assert core.broker.registry.sessions["c-pump"].deliveries.queue.message_count == 0
 
 
 def test_a_broker_without_such_logins_still_applies_stored_permissions(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_message_to_many_sessions_is_stored_in_parts_and_in_one_commit(core: C
     begin(core)
     publisher.send(Publish("t/1", b"1", qos, False, False, 7), Pingreq())
     step(core)
-    assert 0 < sum(session.queued_messages for session in sessions) < MANY
+    assert 0 < sum(session.deliveries.queued_messages for session in sessions) < MANY
     assert core.take() is None  # a commit would store a part of the message
     other.send(Publish("b", b"quick"))
     assert payloads(quick.arrived()) == [b"quick"]
@@ -95,7 +95,7 @@ def test_a_message_to_many_sessions_is_stored_in_parts_and_in_one_commit(core: C
     core.settle()
     (answer,) = [packet for packet in publisher.arrived() if not isinstance(packet, Pingresp)]
     assert isinstance(answer, Puback if qos == 1 else Pubrec) and answer.reason_code == 0
-    assert {session.queued_messages for session in sessions} == {1}
+    assert {session.deliveries.queued_messages for session in sessions} == {1}
     assert core.broker.journal.size == 0 and not publisher.connection.blocked
 
 
@@ -130,7 +130,7 @@ def test_publishers_to_many_sessions_take_turns(core: Core) -> None:
         publisher.send(*(Publish("t/1", b"x", 1, False, False, n) for n in (1, 2)))
     publishers[1].close()
     core.settle()
-    assert {session.queued_messages for session in sessions} <= {6, 7, 8}
+    assert {session.deliveries.queued_messages for session in sessions} <= {6, 7, 8}
     for publisher in (publishers[0], *publishers[2:]):
         assert [answer.packet_id for answer in publisher.arrived()] == [1, 2]
 
@@ -145,8 +145,8 @@ def test_sessions_that_end_meanwhile_get_nothing(core: Core) -> None:
         core.broker.lifecycle.end(session)
     core.settle()
     assert [answer.packet_id for answer in publisher.arrived()] == [1]
-    assert core.broker.context.queued_messages == sum(session.queued_messages for session in sessions[1::2])
-    assert {session.queued_messages for session in sessions[1::2]} == {1}
+    assert core.broker.context.queued_messages == sum(session.deliveries.queued_messages for session in sessions[1::2])
+    assert {session.deliveries.queued_messages for session in sessions[1::2]} == {1}
 
 
 def test_a_message_that_was_delivered_in_part_is_not_there_after_a_crash(core: Core) -> None:
@@ -158,7 +158,7 @@ def test_a_message_that_was_delivered_in_part_is_not_there_after_a_crash(core: C
     core.kill()
     core.eager = True
     sessions = [core.broker.registry.get(f"s{number}") for number in range(MANY)]
-    assert {session.queued_messages for session in sessions if session is not None} == {0}
+    assert {session.deliveries.queued_messages for session in sessions if session is not None} == {0}
     for session in sessions:  # subscriptions of this test are not stored
         assert session is not None
         core.broker.subscriptions.load(Subscription(session, "t/#", 2, 0))
@@ -166,7 +166,7 @@ def test_a_message_that_was_delivered_in_part_is_not_there_after_a_crash(core: C
     publisher.send(Publish("t/1", b"x", 2, False, True, 1))
     assert [type(packet) for packet in publisher.arrived()] == [Pubrec]
     publisher.send(Publish("t/1", b"x", 2, False, True, 1), Pubrel(1))
-    assert {session.queued_messages for session in sessions if session is not None} == {1}
+    assert {session.deliveries.queued_messages for session in sessions if session is not None} == {1}
 
 
 def test_a_failed_commit_refuses_the_whole_message(core: Core) -> None:
@@ -179,7 +179,7 @@ def test_a_failed_commit_refuses_the_whole_message(core: Core) -> None:
     core.fail()
     (answer,) = publisher.arrived()
     assert isinstance(answer, Puback) and answer.reason_code == 0x97
-    assert {session.queued_messages for session in sessions} == {0}
+    assert {session.deliveries.queued_messages for session in sessions} == {0}
 
 
 def test_no_local_subscriptions_among_many_get_no_message_of_their_own_client(core: Core) -> None:
@@ -220,7 +220,7 @@ def test_wills_to_many_sessions_wait_for_each_other(core: Core) -> None:
     assert messages.waiting == 5  # in order
     core.settle()
     assert messages.waiting == 0 and core.broker.context.will_bytes == 0
-    assert {session.queued_messages for session in sessions} == {5}
+    assert {session.deliveries.queued_messages for session in sessions} == {5}
 
 
 def test_status_messages_to_many_are_published_in_parts(core: Core) -> None:
@@ -376,7 +376,7 @@ def test_the_queue_of_a_member_that_leaves_is_passed_on_in_parts_and_in_order(co
     for low in range(1, 3001, 500):
         publisher.send(*(Publish("t", b"%d" % number, 1, False, False, 1) for number in range(low, low + 500)))
     left = leaver.connection.session
-    assert left is not None and left.queued_messages == 3000
+    assert left is not None and left.deliveries.queued_messages == 3000
     member = core.connect("member")
     member.subscribe("$share/g/t", options=0)
     core.eager = False

@@ -320,7 +320,7 @@ def test_a_replay_ends_with_its_subscription(lasting: LastingClient) -> None:
     lasting.take()
     assert lasting.restart() == {}
     lasting.take()
-    assert lasting.core.broker.registry.sessions["c"].queued_messages == 0
+    assert lasting.core.broker.registry.sessions["c"].deliveries.queued_messages == 0
 
 
 @pytest.mark.parametrize("retain_handling", [0, 2])

@@ -323,7 +323,7 @@ def test_a_repeated_qos_2_publish_is_not_published_twice(tmp_path: Path, moment:
         answers = again.arrived()
         assert type(answers[-1]) is Pubrec and answers[-1].reason_code == 0
         session = core.broker.registry.get("keeper")
-        assert session is not None and session.queued_messages == 1
+        assert session is not None and session.deliveries.queued_messages == 1
 
 
 @pytest.mark.parametrize("moment", ["before", "after"])
@@ -347,7 +347,7 @@ def test_a_repeated_qos_2_publish_is_not_acknowledged_when_the_first_was_lost(tm
         answers = [packet for packet in again.arrived() if isinstance(packet, Pubrec)]
         assert [answer.reason_code for answer in answers] == [0x97 if moment == "before" else 0]
         session = core.broker.registry.get("keeper")
-        assert session is not None and session.queued_messages == (0 if moment == "before" else 1)
+        assert session is not None and session.deliveries.queued_messages == (0 if moment == "before" else 1)
 
 
 def test_a_full_window_can_be_sent_again(tmp_path: Path) -> None:
@@ -401,7 +401,7 @@ def test_a_failed_commit_closes_a_3_1_1_client(tmp_path: Path, qos: int) -> None
         client = core.connect("p", 4, clean_start=False)
         assert client.publish("kept/1", b"1", qos) == 0
         session = core.broker.registry.get("keeper")
-        assert session is not None and session.queued_messages == 1
+        assert session is not None and session.deliveries.queued_messages == 1
 
 
 def test_a_failed_commit_closes_a_client_that_waits_for_suback_and_keeps_the_subscription(tmp_path: Path) -> None:

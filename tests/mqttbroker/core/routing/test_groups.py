@@ -37,7 +37,7 @@ def group_of(*states: int) -> Group:
             session.connection.ready = state != STALLED  # type: ignore[union-attr]
         if state == FULL:
             message = Message("t", b"", 1, False, b"", "p", 0, 0)
-            session.window.in_flight = {n: Delivery(session, session.id, message, 1, False, b"") for n in (1, 2)}
+            session.deliveries.window.in_flight = {n: Delivery(session.deliveries, session.id, message, 1, False, b"") for n in (1, 2)}
         group.members.append(Member(Subscription(session, "$share/g/t", 1, 0)))
     return group
 
@@ -134,11 +134,11 @@ def test_hash_topic_moves_only_the_topics_of_an_unavailable_member(order: list[i
 def test_least_loaded_chooses_the_shortest_queue(loads: list[int], messages: int) -> None:
     strategy, group = LeastLoaded(), group_of(*[AVAILABLE] * len(loads))
     for member, load in zip(group.members, loads):
-        member.session.queue.message_count = load
+        member.session.deliveries.queue.message_count = load
     for _ in range(messages):
         member = strategy.choose(group, "t")  # type: ignore[assignment]
-        assert member.session.queued_messages == min(m.session.queued_messages for m in group.members)
-        member.session.queue.message_count += 1
+        assert member.session.deliveries.queued_messages == min(m.session.deliveries.queued_messages for m in group.members)
+        member.session.deliveries.queue.message_count += 1
 
 
 def test_least_loaded_alternates_between_equals() -> None:
