@@ -98,11 +98,17 @@ def _tables(tree: Any, path: _Path) -> Iterator[tuple[_Path, dict[str, Any]]]:
     return ((before, node) for before, node in found if isinstance(node, dict))
 
 
+# Keys that have no effect any more, and why: a file that has one still loads.
+_GONE = dict.fromkeys(
+    ("log.syslog_address", "log.syslog_facility"), "the broker writes to no syslog itself: leave it out (docs/upgrade.md)"
+)
+
+
 class _Builder:
     """Turns tables into settings and collects the problems.
 
     ``sources`` names the variable or flag that gave a path; the files gave the others. ``warn`` takes a line for each
-    key with a former name.
+    key with a former name, or without an effect.
     """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
@@ -238,6 +244,8 @@ class _Builder:
                     self.problem(path + (name,), str(error))
             elif name == INCLUDE:
                 self.problem(path + (name,), "only a file can include others, in front of its first [table]")
+            elif dotted(path + (name,)) in _GONE:
+                self.warn(self.line(path + (name,), _GONE[dotted(path + (name,))]))
             else:
                 self.problem(path + (name,), "unknown key" + _suggestion(name, section, path))
         for name, field in known.items():
@@ -401,7 +409,7 @@ def load_settings(
     """Settings from a file (None: defaults) and those that it includes, variables named MQTTBROKER_<KEY>__<KEY>, and flags
     (see ``FLAGS``).
 
-    ``warn`` takes a line for each key that is given by a former name. Raises ConfigError with every problem found.
+    ``warn`` takes a line for each key that is given by a former name, or has no effect any more. Raises ConfigError with every problem found.
     """
     builder = _Builder(warn)
     if path is not None:

@@ -11,6 +11,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Generic, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -271,12 +272,16 @@ class Words(Kind[tuple[str, ...]]):
 
 
 class FirstOf(Kind[tuple[str, ...]]):
-    """One of some words, or a list of them in their order."""
+    """One of some words, or a list of them in their order. ``gone`` says what to write instead of a word that is no more."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, gone: Mapping[str, str] = MappingProxyType({})) -> None:
         self.words = words
+        self._gone = gone
 
     def read(self, value: object) -> tuple[str, ...]:
+        for word, instead in self._gone.items():
+            if value == word or isinstance(value, list) and word in value:
+                raise ValueError(f"{shown(word)} is no more: write {instead}")
         if not isinstance(value, list):
             return (Choice(*self.words).read(value),)
         if not value:
@@ -327,25 +332,6 @@ class Levels(Kind[tuple[tuple[str, str], ...]]):
 
     def written(self, setting: tuple[tuple[str, str], ...]) -> object:
         return dict(setting)
-
-
-class SyslogAddress(Kind[str | tuple[str, int]]):
-    """The path of a Unix socket, or "HOST:PORT" for UDP."""
-
-    def read(self, value: object) -> str | tuple[str, int]:
-        text = Text('a path, or "HOST:PORT"').read(value)
-        if text.startswith("/"):
-            return text
-        host, colon, port = text.rpartition(":")
-        if not colon or not host.strip("[]") or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-            raise ValueError(f'must be a path that begins with /, or "HOST:PORT", got {shown(text)}')
-        return host.strip("[]"), int(port)
-
-    def written(self, setting: str | tuple[str, int]) -> object:
-        if isinstance(setting, str):
-            return setting
-        host, port = setting
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 class Url(Kind[str | None]):

@@ -50,7 +50,6 @@ from mqttbroker.config.setting_kinds import (
     Prefix,
     RemoteAddresses,
     Size,
-    SyslogAddress,
     Templates,
     Text,
     Texts,
@@ -406,20 +405,21 @@ class Http:
 LOG_LEVELS = ("debug", "info", "warning", "error")
 MOST_STREAM_PACKET = 48 * 1024 * 1024  # twice as much is less than the 100 MiB that Kafka takes in a request
 LOG_AREAS = ("clients", "packets", "auth", "store", "streams", "network", "http", "bridges")
-SYSLOG_FACILITIES = ("daemon", "user", "auth", "syslog", *(f"local{number}" for number in range(8)))
+_TARGETS_GONE = {
+    "journald": '"stderr", which is the journal in a service of systemd',
+    "syslog": '"stderr", which systemd, the engine of a container or logger(1) passes on',
+}
 
 
 @dataclass(frozen=True)
 class Log:
-    """``levels`` are those of areas, ``to`` the destinations, ``syslog_address`` a path, or host and port."""
+    """``levels`` are those of areas, ``to`` the destinations."""
 
     level: str = _key(Choice(*LOG_LEVELS), "info")
     levels: tuple[tuple[str, str], ...] = _key(Levels(LOG_AREAS, LOG_LEVELS), {})
     format: str = _key(Choice("text", "json"), "text")
-    to: tuple[str, ...] = _key(FirstOf("stderr", "file", "syslog", "journald"), "stderr")
+    to: tuple[str, ...] = _key(FirstOf("stderr", "file", gone=_TARGETS_GONE), "stderr")
     file: Path | None = _key(OptionalPath(), "")
-    syslog_address: str | tuple[str, int] = _key(SyslogAddress(), "/dev/log")
-    syslog_facility: str = _key(Choice(*SYSLOG_FACILITIES), "daemon")
     audit_file: Path | None = _key(OptionalPath(), "")
 
     def problems(self) -> Iterator[tuple[str, str]]:

@@ -11,9 +11,7 @@ from __future__ import annotations
 import atexit
 import json
 import logging
-import os
 import re
-import socket
 import threading
 import time
 from collections import OrderedDict, deque
@@ -25,10 +23,9 @@ from typing import NamedTuple
 
 from mqttbroker.config.settings import Log
 from mqttbroker.logs.levels import AREAS, set_level
-from mqttbroker.logs.targets import JOURNAL_SOCKET, Datagrams, LogFile, Stderr, Target, stderr_is_journal
+from mqttbroker.logs.targets import LogFile, Stderr, Target, stderr_is_journal
 
 AUDIT = "mqttbroker.audit"  # the logger of administrative acts and denials
-PROGRAM = "mqttbroker"  # its name in syslog and in the journal
 MAX_VALUE_CHARS = 256
 QUEUE_LINES = 10_000  # lines queued for the writing thread; further ones are dropped and counted
 GATHER_SECONDS = 0.005  # in which lines gather for one write
@@ -52,10 +49,6 @@ class _Formatter(logging.Formatter):
 
 class _Text(_Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        return f"{self.formatTime(record)} {record.levelname.lower()} {self.message(record)}"
-
-    def message(self, record: logging.LogRecord) -> str:
-        """The line without its time and level, for targets that have their own."""
         fields = _fields(record)
         if fields is None:
             message = _cut(_printable(record.getMessage()))
@@ -64,7 +57,7 @@ class _Text(_Formatter):
         if record.exc_info:
             stack = self.formatException(record.exc_info).split("\n")
             message += "".join(f"\n    {_printable(part)}" for part in stack)
-        return message
+        return f"{self.formatTime(record)} {record.levelname.lower()} {message}"
 
 
 class _Json(_Formatter):
@@ -78,9 +71,6 @@ class _Json(_Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
-
-    def message(self, record: logging.LogRecord) -> str:
-        return self.format(record)
 
 
 _SEVERITIES = {logging.DEBUG: 7, logging.INFO: 6, logging.WARNING: 4, logging.ERROR: 3}  # RFC 5424, section 6.2.1
@@ -99,40 +89,6 @@ class _WithPriority(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         return "\n".join(f"<{_severity(record)}>{line}" for line in self._lines.format(record).split("\n"))
-
-
-class _Syslog(_Formatter):
-    """A message of syslog (RFC 5424) without structured data; MSGID is the name of the event."""
-
-    def __init__(self, style: _Text | _Json, facility: str) -> None:
-        super().__init__()
-        self._lines = style
-        from logging.handlers import SysLogHandler  # 0.5 MB that other targets need not
-
-        self._facility = SysLogHandler.facility_names[facility]
-        self._host = socket.gethostname() or "-"
-
-    def format(self, record: logging.LogRecord) -> str:
-        priority = self._facility * 8 + _severity(record)
-        event = str((_fields(record) or {}).get("event", ("%s", "-"))[1])[:32]
-        head = f"<{priority}>1 {self.formatTime(record)} {self._host} {PROGRAM} {os.getpid()} {event} -"
-        return f"{head} {self._lines.message(record)}"
-
-
-class _Journal(logging.Formatter):
-    """A datagram of the journal's native protocol: the line, its priority, and each field of the event in one of its own."""
-
-    def __init__(self, style: _Text | _Json) -> None:
-        super().__init__()
-        self._lines = style
-
-    def format(self, record: logging.LogRecord) -> str:
-        found = _fields(record) or {}
-        fields = {f"MQTTBROKER_{key.upper()}": _cut(_printable(_text_of(value))) for key, value in found.items()}
-        fields |= {"PRIORITY": str(_severity(record)), "SYSLOG_IDENTIFIER": PROGRAM}
-        # A value with line breaks, as of a stack, would need a length in bytes, which are no text.
-        message = self._lines.message(record).replace("\n", " | ")
-        return "".join(f"{name}={value}\n" for name, value in [("MESSAGE", message), *fields.items()])
 
 
 @lru_cache(maxsize=500)
@@ -308,15 +264,10 @@ class _Log:
 
 
 class Destinations(NamedTuple):
-    """Where the log goes: ``to`` has some of ``stderr``, ``file``, ``syslog`` and ``journald``.
-
-    ``syslog_address`` is the path of a Unix socket, or host and port of UDP.
-    """
+    """Where the log goes: ``to`` has ``stderr``, ``file`` or both."""
 
     to: tuple[str, ...] = ("stderr",)
     file: Path | None = None
-    syslog_address: str | tuple[str, int] = "/dev/log"
-    syslog_facility: str = "daemon"
 
 
 _logs: list[_Log] = []  # those of the destinations, and then that of the audit file if there is one
@@ -360,7 +311,7 @@ def configure(
 
 def configure_log(settings: Log) -> None:
     """`configure` by the settings."""
-    destinations = Destinations(settings.to, settings.file, settings.syslog_address, settings.syslog_facility)
+    destinations = Destinations(settings.to, settings.file)
     configure(settings.level, settings.format, settings.audit_file, destinations, dict(settings.levels))
 
 
@@ -382,10 +333,6 @@ def _log_to(kind: str, style: _Text | _Json, destinations: Destinations) -> _Log
     if kind == "file":
         assert destinations.file is not None
         return _Log(style, LogFile(destinations.file))
-    if kind == "syslog":
-        return _Log(_Syslog(style, destinations.syslog_facility), Datagrams(destinations.syslog_address))
-    if kind == "journald":
-        return _Log(_Journal(style), Datagrams(JOURNAL_SOCKET))
     return _Log(_WithPriority(style) if stderr_is_journal() else style, Stderr())
 
 

@@ -1,4 +1,4 @@
-"""Where the log goes: stderr, files, syslog and the journal of systemd. The thread of a log writes to its target.
+"""Where the log goes: stderr and files. The thread of a log writes to its target.
 
 `write` of each target returns how many of the lines were lost.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import os
 import select
-import socket
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
 STDERR = 2
-JOURNAL_SOCKET = "/run/systemd/journal/socket"
-MAX_DATAGRAM = 8192  # bytes of a line to syslog, and to the journal; a longer one is cut
 
 
 class Target(Protocol):
@@ -73,43 +70,3 @@ class LogFile:
         except OSError:
             return len(lines)
         return 0
-
-
-class Datagrams:
-    """A socket that gets each line as a datagram: the path of a Unix socket, or host and port of a UDP one.
-
-    It is opened again if it fails, as when the daemon behind it was started again.
-    """
-
-    def __init__(self, address: str | tuple[str, int]) -> None:
-        self._address = address
-        self._socket: socket.socket | None = None
-
-    def write(self, lines: Sequence[bytes]) -> int:
-        return sum(not (self._sent(line[:MAX_DATAGRAM]) or self._sent(line[:MAX_DATAGRAM])) for line in lines)
-
-    def _sent(self, line: bytes) -> bool:
-        try:
-            if self._socket is None:
-                self._socket = self._opened()
-            self._socket.send(line)
-        except OSError:
-            if self._socket is not None:
-                self._socket.close()
-            self._socket = None
-            return False
-        return True
-
-    def _opened(self) -> socket.socket:
-        if isinstance(self._address, str):
-            opened = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-            address: str | tuple[str, int] = self._address
-        else:
-            family, _, _, _, found = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)[0]
-            opened, address = socket.socket(family, socket.SOCK_DGRAM), found  # type: ignore[assignment]
-        try:
-            opened.connect(address)
-        except OSError:
-            opened.close()
-            raise
-        return opened

@@ -47,6 +47,7 @@ _NOT_CARRIED: Final = {
     "global_plugin": "see [plugin] and [http_callback] in docs/authentication.md",
     "http_api": "see [http]",
     "http_dir": "no files are served",
+    "log_facility": "see log_dest syslog",
     "max_inflight_bytes": "limits.max_outbox_bytes and limits.max_total_in_flight_bytes are nearest",
     "max_qos": "all QoS are accepted",
     "message_size_limit": "limits.max_packet_size includes the header",
@@ -75,9 +76,10 @@ _LOG_DEST: Final = {
     "dlt": "set log.to; the default is stderr",
     "file": "set log.to and log.file; the default is stderr",
     "none": "set log.level; errors are always logged",
+    "syslog": "the log goes to stderr, which systemd, the engine of a container or logger(1) passes on",
     "topic": "lines are not published; see sys_client_events",
 }
-_LOG_TO: Final = {"stderr": "stderr", "stdout": "stderr", "syslog": "syslog"}
+_LOG_TO: Final = ("stderr", "stdout")  # the default
 
 
 class Line(NamedTuple):
@@ -142,12 +144,6 @@ def _protocol(text: str) -> str:
     if text not in ("mqtt", "websockets"):
         raise ValueError("not mqtt or websockets")
     return "tcp" if text == "mqtt" else "ws"
-
-
-def _facility(text: str) -> str:
-    if text not in "01234567" or len(text) != 1:
-        raise ValueError("not 0 to 7")
-    return f"local{text}"
 
 
 Convert = Callable[[str], Any]
@@ -299,8 +295,6 @@ class _Reader:
             self._levels.append(_LEVELS.get(value, "error"))
         elif option == "log_dest":
             self._convert_log_dest(line, value)
-        elif option == "log_facility":
-            found.log["syslog_facility"] = _facility(value)
         elif option in _NOT_CARRIED:
             self._refuse(line, f"{option}: {_NOT_CARRIED[option]}")
         elif option.startswith(("auth_opt_", "plugin_opt_")):
@@ -310,13 +304,9 @@ class _Reader:
 
     def _convert_log_dest(self, line: Line, value: str) -> None:
         kind = value.partition(" ")[0]
-        if kind in _LOG_TO:
-            to: list[str] = self._found.log.setdefault("to", [])
-            if _LOG_TO[kind] not in to:
-                to.append(_LOG_TO[kind])
-        elif kind in _LOG_DEST:
+        if kind in _LOG_DEST:
             self._refuse(line, f"log_dest {kind}: {_LOG_DEST[kind]}")
-        else:
+        elif kind not in _LOG_TO:
             raise ValueError(f"not {', '.join(sorted([*_LOG_TO, *_LOG_DEST]))}")
 
     def _refuse(self, line: Line, reason: str) -> None:

@@ -19,7 +19,6 @@ from mqttbroker.config.files import this_user
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Settings, Stream, is_loopback
 from mqttbroker.config.stream_definition import DefinitionError, stream_of
-from mqttbroker.logs.targets import JOURNAL_SOCKET
 from mqttbroker.net.tls import http_context, server_context
 from mqttbroker.system.memory_limit import memory_warning
 from sessions.store.check import is_emptied
@@ -94,22 +93,12 @@ def warnings(settings: Settings) -> list[str]:
     warning = memory_warning(settings)
     return [
         *([warning] if warning else []),
-        *_sockets_of_the_log(settings),
         *_only_websockets(settings),
         *_unencrypted(settings),
         *_unknown_streams(settings),
         *([] if settings.cluster.configured else unsealed(settings.streams)),
         *_unreachable_archives(settings),
     ]
-
-
-def _sockets_of_the_log(settings: Settings) -> Iterator[str]:
-    """Missing sockets that a daemon may make later; until then lines are dropped and counted."""
-    address = settings.log.syslog_address
-    if "syslog" in settings.log.to and isinstance(address, str) and not os.path.exists(address):
-        yield f"log.syslog_address: {address} does not exist"
-    if "journald" in settings.log.to and not os.path.exists(JOURNAL_SOCKET):
-        yield f"log.to: journald: {JOURNAL_SOCKET} does not exist"
 
 
 def _only_websockets(settings: Settings) -> Iterator[str]:

@@ -234,7 +234,6 @@ _TYPES = {
     kinds.PluginReference: "`module:Class`",
     kinds.Url: "URL",
     kinds.Levels: "table of levels by area",
-    kinds.SyslogAddress: 'path, or `"HOST:PORT"`',
 }
 
 

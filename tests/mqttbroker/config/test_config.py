@@ -534,3 +534,18 @@ KAFKA = '[cluster]\nengine = "kafka"\nbootstrap_servers = ["kafka:9092"]\n'
 )  # fmt: skip
 def test_a_wrong_cluster_section_is_one_line(tmp_path: Path, text: str, problem: str) -> None:
     assert any(problem in line for line in problems(write(tmp_path, text)))
+
+
+def test_targets_of_the_log_that_are_no_more_name_what_to_write_instead(tmp_path: Path) -> None:
+    for text, word in (('"syslog"', "syslog"), ('["file", "journald"]', "journald")):
+        [line] = problems(write(tmp_path, f'log.to = {text}\nlog.file = "x"'))
+        assert line.startswith(f'{tmp_path}/broker.toml: log.to: "{word}" is no more: write "stderr", which ')
+
+
+def test_keys_without_an_effect_load_with_a_warning(tmp_path: Path) -> None:
+    path = write(tmp_path, '[log]\nsyslog_address = "/dev/log"\nlevel = "error"')
+    warnings: list[str] = []
+    settings = load_settings(path, {"MQTTBROKER_LOG__SYSLOG_FACILITY": "daemon"}, warn=warnings.append)
+    assert settings.log.level == "error"
+    reason = "the broker writes to no syslog itself: leave it out (docs/upgrade.md)"
+    assert warnings == [f"{path}:2: log.syslog_address: {reason}", f"MQTTBROKER_LOG__SYSLOG_FACILITY: log.syslog_facility: {reason}"]

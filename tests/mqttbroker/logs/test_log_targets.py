@@ -1,25 +1,23 @@
-"""Targets of the log: files that are rotated and a full disk, syslog, the journal, and levels of areas."""
+"""Targets of the log: files that are rotated and a full disk, the journal, and levels of areas."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.broker_process import BrokerProcess
 from support.core import wait_until
 from support.raw_client import RawClient
 
 from mqttbroker.config.settings import LOG_AREAS
 from mqttbroker.logs.levels import AREAS
-from mqttbroker.logs.targets import MAX_DATAGRAM, Datagrams, LogFile
+from mqttbroker.logs.targets import LogFile
 
 Start = Callable[..., BrokerProcess]
 
@@ -28,59 +26,6 @@ def run_logging(code: str, env: dict[str, str] | None = None, **more: Any) -> su
     program = f"import logging\nfrom mqttbroker.logs import output as logs\nfrom mqttbroker.logs.output import Destinations\n{code}"
     return subprocess.run([sys.executable, "-c", program], capture_output="stderr" not in more, text=True, timeout=50,
                           check=True, env={**os.environ, **(env or {})}, **more)  # fmt: skip
-
-
-@pytest.fixture
-def daemon(tmp_path: Path) -> Iterator[socket.socket]:
-    """The socket of a syslog daemon."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiving:
-        receiving.bind(str(tmp_path / "log"))
-        receiving.settimeout(20)
-        yield receiving
-
-
-def test_a_message_of_syslog_has_its_parts(daemon: socket.socket, tmp_path: Path) -> None:
-    run_logging(f"""
-logs.configure("debug", "text", None, Destinations(("syslog",), None, {str(tmp_path / "log")!r}, "local3"))
-for level in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
-    logging.log(level, "event=connected client=%s", "a b")
-logging.info("a library said it")
-""")
-    received = [daemon.recv(9000).decode() for _ in range(5)]
-    head = r"<(\d+)>1 \d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z \S+ mqttbroker \d+ (\S+) - (.*)"
-    found = [match.groups() for line in received if (match := re.fullmatch(head, line))]
-    local3 = 19 * 8  # RFC 5424, section 6.2.1
-    assert found == [
-        *((str(local3 + severity), "connected", 'event=connected client="a b"') for severity in (7, 6, 4, 3)),
-        (str(local3 + 6), "-", "a library said it"),
-    ]
-
-
-def test_syslog_over_udp_and_stderr_get_the_same_lines() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiving:
-        receiving.bind(("127.0.0.1", 0))
-        receiving.settimeout(20)
-        address = receiving.getsockname()
-        done = run_logging(f"""
-logs.configure("info", "json", None, Destinations(("stderr", "syslog"), None, {address!r}))
-logging.info("event=connected client=%s", "c")
-""")
-        line = receiving.recv(9000).decode()
-    assert line.startswith("<30>1 ") and line.endswith(done.stderr.strip()) and '"client": "c"' in line
-
-
-def test_a_message_of_the_journal_has_fields(daemon: socket.socket, tmp_path: Path) -> None:
-    run_logging(f"""
-import mqttbroker.logs.output
-mqttbroker.logs.output.JOURNAL_SOCKET = {str(tmp_path / "log")!r}
-logs.configure("info", "text", None, Destinations(("journald",)))
-logging.warning("event=refused client=%s reason=%s", "x\\nPRIORITY=0", "")
-""")
-    lines = daemon.recv(9000).decode().splitlines()
-    assert lines == [
-        'MESSAGE=event=refused client="x\\\\nPRIORITY=0" reason=""', "MQTTBROKER_EVENT=refused",
-        "MQTTBROKER_CLIENT=x\\nPRIORITY=0", "MQTTBROKER_REASON=", "PRIORITY=4", "SYSLOG_IDENTIFIER=mqttbroker",
-    ]  # fmt: skip
 
 
 def test_lines_have_priorities_on_a_stderr_that_is_the_journal() -> None:
@@ -93,18 +38,6 @@ def test_lines_have_priorities_on_a_stderr_that_is_the_journal() -> None:
     with os.fdopen(reader) as lines:
         first, second = lines.read().splitlines()
     assert re.match(r"<3>\d{4}-.* error event=x", first) and re.match(r"\d{4}-.* error event=x", second)
-
-
-def test_a_daemon_that_begins_later_gets_the_later_lines(tmp_path: Path) -> None:
-    target = Datagrams(str(tmp_path / "log"))
-    assert target.write([b"lost", b"too"]) == 2
-    for text in (b"first", b"after a restart of the daemon"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiving:
-            receiving.bind(str(tmp_path / "log"))
-            assert target.write([text, b"x" * 2 * MAX_DATAGRAM]) == 0
-            assert receiving.recv(9000) == text and len(receiving.recv(9000)) == MAX_DATAGRAM
-        (tmp_path / "log").unlink()
-    assert target.write([b"lost"]) == 1
 
 
 def test_lines_are_lost_on_a_full_disk_and_counted() -> None:
