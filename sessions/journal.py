@@ -447,13 +447,6 @@ class Journal:
 
     # -- towards the writer -------------------------------------------------
 
-    def close_batch(self) -> WriteSet:
-        """Close the gathering batch and return its rows. Only when `writer_idle`."""
-        self.begin_closing()
-        write_set = self.continue_closing(_UNLIMITED)
-        assert write_set is not None
-        return write_set
-
     def begin_closing(self) -> None:
         """Close the gathering batch; `continue_closing` returns its rows. Only when `writer_idle`."""
         batch = self._gathering

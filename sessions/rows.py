@@ -177,9 +177,8 @@ ENTRY_COLUMNS: Final = (
     "expires_at",
 )
 
-# A stored entry that was sent, or acknowledged in part.
+# A stored entry that was sent, or acknowledged in part: its packet id, state, session id and number.
 EntryUpdate = tuple[int, int, int, int]
-ENTRY_UPDATE_COLUMNS: Final = ("packet_id", "state", "session_id", "seq")
 
 # A stored entry that is to be deleted. The store deletes its message with the last entry that refers to it.
 EntryKey = tuple[int, int, int, int]

@@ -14,7 +14,6 @@ from topic_matcher.filters import is_valid_filter, is_valid_topic, matches
 
 IN: Final = "in"
 OUT: Final = "out"
-BOTH: Final = "both"
 
 MAX_CACHED: Final = 1_048_576  # bytes of topics whose names on the other side are remembered, per direction
 _CACHED_BYTES: Final = 200  # memory of one beside the names

@@ -71,7 +71,7 @@ class StoredPartition:
         if self.start != watermark.log_start_offset:  # a broker that was stopped in order has written the begin that retention left
             raise StreamLogDamage(f"{directory}: offsets {watermark.log_start_offset} to {self.start - 1} are missing")
         if archive is not None:
-            self._files = [*self._archived(archive, self.start), *self._files]
+            self._files = [*self._archived(self.start), *self._files]
             self.start = self._files[0].first if self._files else self.end
         reached = self.start
         for file in self._files:
@@ -126,7 +126,7 @@ class StoredPartition:
             files.append(_File(name, False, first, end, size))
         return files
 
-    def _archived(self, archive: _Archive, until: int) -> list[_File]:
+    def _archived(self, until: int) -> list[_File]:
         """The archived segments with offsets before ``until``."""
         index = IndexReader(self._directory / INDEX_FILE)
         try:

@@ -247,7 +247,7 @@ class _Builder:
             elif dotted(path + (name,)) in _GONE:
                 self.warn(self.line(path + (name,), _GONE[dotted(path + (name,))]))
             else:
-                self.problem(path + (name,), "unknown key" + _suggestion(name, section, path))
+                self.problem(path + (name,), "unknown key" + _suggestion(name, section))
         for name, field in known.items():
             if "file_of" in field.metadata and values.get(name) is not None:
                 self.read_secret(known[field.metadata["file_of"]], name, values, path)
@@ -379,7 +379,7 @@ def _without_default(section: type[Any]) -> list[str]:
     return [f.name for f in dataclasses.fields(section) if f.default is missing and f.default_factory is missing]
 
 
-def _suggestion(name: str, section: type[Any], path: _Path) -> str:
+def _suggestion(name: str, section: type[Any]) -> str:
     """ ", did you mean …?" with the nearest key here, or with the same key elsewhere."""
     names = [field.name for field in dataclasses.fields(section) if field.metadata or field.name in _SECTION_LISTS]
     import difflib

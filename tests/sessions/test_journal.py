@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.journal import close_batch
 
 from sessions.journal import (
     GONE,
@@ -42,7 +43,7 @@ def test_ids_continue_and_a_message_of_several_entries_is_stored_once() -> None:
     shared, sole = message(b"shared"), message(b"sole")
     entries = [entry(journal, shared, 1), entry(journal, shared, 2), entry(journal, sole, 1)]
     assert journal.size == 2 * shared.size + sole.size + 3 * MESSAGE_OVERHEAD
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert [row.id for row in write_set.messages] == [7, 8]
     assert [row[:4] for row in write_set.entries] == [(1, 100, 7, 1), (2, 101, 7, 1), (1, 102, 8, 0)]
     assert not journal.writer_idle and not journal.has_pending
@@ -56,10 +57,10 @@ def test_a_removed_entry_names_its_message_and_whether_it_is_shared(shared: bool
     journal = Journal(True)
     one = message()
     entries = [entry(journal, one, 1)] + ([entry(journal, one, 2)] if shared else [])
-    journal.close_batch()
+    close_batch(journal)
     journal.committed()
     journal.remove_entry(entries[0])
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert write_set.deleted_entries == [(1, 1, 1, 1 if shared else 0)]
 
 
@@ -71,7 +72,7 @@ def test_an_entry_removed_before_the_batch_closes_is_not_written_and_settles_its
     journal.remove_entry(gone)
     assert (gate.pending, gone.disk, left.disk) == (1, GONE, PENDING)
     assert journal.size == one.size + MESSAGE_OVERHEAD
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert [row[0] for row in write_set.entries] == [2] and write_set.entries[0][3] == 0
     journal.committed()
     assert gate.pending == 0 and not gate.failed
@@ -82,13 +83,13 @@ def test_gates_open_with_the_commit_of_their_batch() -> None:
     first, second, both = Gate(), Gate(), Gate()
     entry(journal, message(), 1, first)
     journal.wait_for_commit(both)
-    journal.close_batch()
+    close_batch(journal)
     entry(journal, message(), 1, second)
     journal.wait_for_commit(both)
     assert (first.pending, second.pending, both.pending) == (1, 1, 2)
     journal.committed()
     assert (first.pending, second.pending, both.pending) == (0, 1, 1)
-    journal.close_batch()
+    close_batch(journal)
     journal.committed()
     assert (second.pending, both.pending) == (0, 0)
 
@@ -98,17 +99,17 @@ def test_only_stored_entries_are_updated_and_only_once_per_batch() -> None:
     one = entry(journal, message())
     one.packet_id = 5
     journal.update_entry(one)
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert write_set.entries[0][7] == 5 and write_set.entry_updates == []
     one.packet_id = 6
     journal.update_entry(one)
     journal.update_entry(one)
     journal.committed()
-    assert journal.close_batch().entry_updates == [(6, 0, 1, 1)]
+    assert close_batch(journal).entry_updates == [(6, 0, 1, 1)]
     journal.committed()
     journal.update_entry(one)
     journal.remove_entry(one)
-    assert journal.close_batch().entry_updates == []
+    assert close_batch(journal).entry_updates == []
 
 
 def test_the_last_operation_on_a_key_counts() -> None:
@@ -125,7 +126,7 @@ def test_the_last_operation_on_a_key_counts() -> None:
     journal.set_retained("y", None)
     journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
     journal.save_session(SessionRow(1, "c", 5, 0, None, None, None, None, None))
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert (write_set.received, write_set.deleted_received) == ([received_key(1, 11)], [received_key(1, 10)])
     assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "a")]
     assert [(row.topic, row.payload) for row in write_set.retained] == [("x", b"2")]
@@ -137,14 +138,14 @@ def test_a_packet_id_that_was_removed_and_added_again_is_in_both_lists() -> None
     journal = Journal(True)
     journal.remove_received(1, 10)
     journal.add_received(1, 10)
-    journal.close_batch()
+    close_batch(journal)
     journal.add_received(1, 10)
     journal.add_received(1, 11)
     journal.failed()
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert (write_set.received, write_set.deleted_received) == ([received_key(1, 10), received_key(1, 11)], [received_key(1, 10)])
     journal.failed()
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert (write_set.received, write_set.deleted_received) == ([], [received_key(1, 10)])
 
 
@@ -157,7 +158,7 @@ def test_deleting_a_session_removes_its_operations_from_the_batch() -> None:
     entry(journal, message(), 1, gate)
     kept = entry(journal, message(), 2)
     journal.delete_session(1)
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert gate.pending == 0
     assert write_set.deleted_sessions == [1]
     assert not write_set.sessions and not write_set.subscriptions and not write_set.received
@@ -168,7 +169,7 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     journal = Journal(True)
     stored = entry(journal, message())
     done = entry(journal, message())
-    journal.close_batch()
+    close_batch(journal)
     journal.committed()
     refused, waiting = Gate(), Gate()
     lost = entry(journal, message(), 1, refused)
@@ -183,14 +184,14 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     journal.set_retained("x", message(b"old", "x"))
     journal.request_page(PageRequest(1, 0, 10, False))
     journal.wait_for_commit(waiting)
-    journal.close_batch()
+    close_batch(journal)
     journal.delete_subscription(1, "b")
     journal.set_retained("x", None)
     journal.failed()
     assert journal.counters.commit_failures == 1 and journal.writer_idle and journal.has_pending
     assert refused.failed and waiting.failed and refused.pending == waiting.pending == 0
     assert lost.disk == GONE
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert not write_set.entries and not write_set.messages and not write_set.received
     assert write_set.deleted_entries == [(1, done.seq, done.message.id, 0)]
     assert write_set.entry_updates == [(3, 0, 1, stored.seq)]
@@ -211,7 +212,7 @@ def test_a_row_that_may_wait_is_in_the_next_commit() -> None:
     assert not journal.has_pending and journal.size > 0
     journal.set_retained("x", None)
     assert journal.has_pending
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert [row.session_id for row in write_set.sessions] == [1] and len(write_set.subscriptions) == 1
     journal.committed()
     journal.set_retained("x", None)
@@ -226,7 +227,7 @@ def test_rows_that_wait_are_written_once_per_second_and_when_they_take_much_memo
     journal.save_session_later(session_row(1))
     journal.write_rest()
     assert journal.has_pending
-    journal.close_batch()
+    close_batch(journal)
     journal.committed()
     journal.save_session_later(session_row(2, b"x" * LATER_BYTES))
     assert journal.has_pending
@@ -237,12 +238,12 @@ def test_a_failed_batch_keeps_entries_that_nobody_sends_again() -> None:
     journal = Journal(True)
     refused, kept = entry(journal, message(), 1, Gate()), entry(journal, message(), 1, NOT_SENT_AGAIN)
     done = entry(journal, message(), 1, NOT_SENT_AGAIN)
-    journal.close_batch()
+    close_batch(journal)
     journal.remove_entry(done)
     later = entry(journal, message())
     journal.failed()
     assert [one.disk for one in (refused, kept, done, later)] == [GONE, PENDING, GONE, PENDING]
-    assert [row[1] for row in journal.close_batch().entries] == [kept.seq, later.seq]
+    assert [row[1] for row in close_batch(journal).entries] == [kept.seq, later.seq]
     journal.committed()
     assert journal.size == 0 and NOT_SENT_AGAIN.pending == of_others
 
@@ -251,7 +252,7 @@ def test_an_entry_acknowledged_before_the_failure_is_not_refused() -> None:
     journal = Journal(True)
     gate = Gate()
     one = entry(journal, message(), 1, gate)
-    journal.close_batch()
+    close_batch(journal)
     journal.remove_entry(one)
     assert gate.pending == 1
     journal.failed()
@@ -261,7 +262,7 @@ def test_an_entry_acknowledged_before_the_failure_is_not_refused() -> None:
 def test_a_repeated_packet_id_waits_for_the_batch_that_stores_it() -> None:
     journal = Journal(True)
     journal.add_received(1, 10)
-    journal.close_batch()
+    close_batch(journal)
     journal.add_received(1, 11)
     writing, gathering, neither = Gate(), Gate(), Gate()
     journal.wait_for_received(writing, 1, 10)
@@ -270,7 +271,7 @@ def test_a_repeated_packet_id_waits_for_the_batch_that_stores_it() -> None:
     assert (writing.pending, gathering.pending, neither.pending) == (1, 1, 0)
     journal.failed()
     assert writing.failed and not gathering.failed
-    journal.close_batch()
+    close_batch(journal)
     journal.committed()
     assert gathering.pending == 0
 
@@ -281,7 +282,7 @@ def test_streams_keep_the_order_of_their_records() -> None:
     for n, one in enumerate(messages):
         journal.append_to_stream("s", n % 2, one)
     assert journal.size == 4 * (messages[0].size + MESSAGE_OVERHEAD)
-    assert journal.close_batch().stream_messages == {("s", 0): messages[::2], ("s", 1): messages[1::2]}
+    assert close_batch(journal).stream_messages == {("s", 0): messages[::2], ("s", 1): messages[1::2]}
 
 
 def test_a_batch_is_closed_and_settled_in_parts() -> None:
@@ -311,7 +312,7 @@ def test_a_batch_is_closed_and_settled_in_parts() -> None:
         visits += journal.continue_settling(4)
     assert visits == 2 * 9 and (gate.pending, last.pending) == (0, 0)
     assert journal.writer_idle and journal.size == ROW_OVERHEAD
-    assert [key[:2] for key in journal.close_batch().deleted_entries] == [(2, before.seq)]
+    assert [key[:2] for key in close_batch(journal).deleted_entries] == [(2, before.seq)]
 
 
 def test_a_message_is_shared_if_its_next_needed_entry_comes_after_a_part() -> None:
@@ -334,7 +335,7 @@ def test_offsets_are_stored_as_they_are_when_the_batch_closes_and_reserve_after_
     journal.save_offsets(offsets)
     offsets.leave_out(12)
     journal.save_offsets(offsets)
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert write_set.has_changes()
     assert write_set.offsets == [OffsetsRow(3, 1, 12, 12 + RESERVED, b"")]
     offsets.leave_out(13)
@@ -342,7 +343,7 @@ def test_offsets_are_stored_as_they_are_when_the_batch_closes_and_reserve_after_
     assert not offsets.may_hand_over(13)
     journal.committed()
     assert offsets.may_hand_over(13)
-    assert journal.close_batch().offsets == [OffsetsRow(3, 1, 13, 13 + RESERVED, b"")]
+    assert close_batch(journal).offsets == [OffsetsRow(3, 1, 13, 13 + RESERVED, b"")]
 
 
 def test_readers_and_offsets_of_a_failed_commit_are_written_again() -> None:
@@ -352,12 +353,12 @@ def test_readers_and_offsets_of_a_failed_commit_are_written_again() -> None:
     journal.save_reader(row)
     journal.save_offsets(offsets)
     journal.delete_reader(2)
-    journal.close_batch()
+    close_batch(journal)
     journal.failed()
     assert not offsets.may_hand_over(10)
-    again = journal.close_batch()
+    again = close_batch(journal)
     assert (again.readers, again.deleted_readers, again.offsets[0].position) == ([row], [2], 10)
     journal.delete_reader(3)
     journal.failed()
-    last = journal.close_batch()
+    last = close_batch(journal)
     assert (last.readers, sorted(last.deleted_readers), last.offsets) == ([], [2, 3], [])

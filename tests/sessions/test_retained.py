@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from support.journal import close_batch
+
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.retained import Retained
@@ -46,7 +48,7 @@ def test_gates_wait_for_the_write() -> None:
     retained.set(message("$SYS/x"), True, gates[2])
     assert [gate.pending for gate in gates] == [1, 0, 0, 0]
     retained.set(message("a", b""), False, None)
-    journal.close_batch()
+    close_batch(journal)
     retained.set(message("a", b""), False, gates[3])
     assert gates[3].pending == 1
     journal.committed()
@@ -77,7 +79,7 @@ def test_expired_messages_are_skipped_and_deleted() -> None:
     assert topics_of(retained, "#", now=100) == ["new"]
     one = retained.get("new")
     assert one is not None and retained.size == one.size
-    assert journal.close_batch().deleted_retained == ["old"]
+    assert close_batch(journal).deleted_retained == ["old"]
 
 
 def test_a_sorted_scan_continues_behind_any_topic() -> None:

@@ -11,14 +11,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from sessions.rows import ENTRY_COLUMNS, ENTRY_UPDATE_COLUMNS
+from sessions.rows import ENTRY_COLUMNS
 
 PATH = str(Path(__file__).resolve())
 
 # Conditions on the contents of a commit.
 AWAIT_PUBREC, AWAIT_PUBCOMP = 3, 5
 PACKET_ID, STATE = ENTRY_COLUMNS.index("packet_id"), ENTRY_COLUMNS.index("state")
-NEW_STATE = ENTRY_UPDATE_COLUMNS.index("state")
+NEW_STATE = 1  # in an update of an entry
 CONTENTS = {
     "message": lambda w: bool(w.entries or w.stream_messages or w.retained),
     "packet id of the publisher": lambda w: bool(w.received),

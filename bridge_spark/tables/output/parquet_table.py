@@ -156,7 +156,7 @@ class ParquetBatchTable:
         sync(files)
         self._write_marker(batch, marker, [path.name for path in files])
         if merges or (self._can_swap and not alone):
-            self._replace(batch, staged.path, small if merges else [], replaced)
+            self._replace(staged.path, small if merges else [], replaced)
             return
         os.rename(files[0], self.directory / files[0].name)
         for path in replaced:
@@ -179,7 +179,7 @@ class ParquetBatchTable:
             return
         empty = self._staging.new(batch)
         empty.mkdir()
-        self._replace(batch, empty, [], published)
+        self._replace(empty, [], published)
 
     def maintain(self, batch: int) -> None:
         """Nothing to do: publishing merges."""
@@ -202,10 +202,10 @@ class ParquetBatchTable:
             return 0
         staged = self._staging.new(newest)
         staged.mkdir()
-        self._replace(newest, staged, small, [])
+        self._replace(staged, small, [])
         return len(small)
 
-    def _replace(self, batch: int, staged: Path, small: Sequence[Path], replaced: Sequence[Path]) -> None:
+    def _replace(self, staged: Path, small: Sequence[Path], replaced: Sequence[Path]) -> None:
         """Swap the table's directory with ``staged``, after adding the table's files to it.
 
         The files ``small`` are merged, and ``replaced`` left out.

@@ -58,7 +58,7 @@ class Gate:
                 self.bans.failed(peer, None, now)
             raise RequestError(401, "a bearer token is needed, or a client certificate that has a role")
         if "Authorization" in request.headers:
-            self.bans.succeeded(peer, found.name, now)
+            self.bans.succeeded(peer, found.name)
         return found
 
     def _known(self, request: web.Request) -> Principal | None:

@@ -29,7 +29,6 @@ CHECKING: Final = "checking"  # the owner, but the outcome of an append is not k
 RELEASING: Final = "releasing"  # it disconnects its clients
 RELEASED: Final = "released"  # it ends
 FENCED: Final = "fenced"  # it ends
-STATES: Final = (STARTING, STANDBY, TAKING_OVER, OWNER, CHECKING, RELEASING, RELEASED, FENCED)
 
 
 def core_command(shard: int, descriptor: int) -> list[str]:
@@ -116,7 +115,7 @@ Command = Start | Standby | Own | Release | Owners | Reload | Snapshot | Stop
 class Status(msgspec.Struct, omit_defaults=True):
     """How a core is doing.
 
-    ``state`` is one of `STATES`. ``problem`` is why it does not serve, or why clients should not connect now. ``lag`` is the number of
+    ``state`` is one of those from `STARTING` to `FENCED`. ``problem`` is why it does not serve, or why clients should not connect now. ``lag`` is the number of
     records of its own log that it has not read, ``end`` the offset behind the last one that it has; ``bus_lag`` the same of all other
     logs; ``links_missing`` are the shards with an owner to whose core there is no link; ``stream_problem`` is why messages are not copied
     to the topics of streams; ``epoch`` is the takeover in force; ``snapshots`` counts those that this process has written. ``http_port`` is None without HTTP.

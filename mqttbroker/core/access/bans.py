@@ -130,7 +130,7 @@ class Bans:
             self._offend(self._user_failures, (address, short(username), ""), now)
         self._offend(self._address_failures, (address, "", ""), now)
 
-    def succeeded(self, peer: str, username: str, now: float) -> None:
+    def succeeded(self, peer: str, username: str) -> None:
         """A login succeeded."""
         terms = self.terms
         if terms.max_entries == 0 or (terms.failures == 0 and terms.address_failures == 0):

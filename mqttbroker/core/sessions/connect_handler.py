@@ -174,7 +174,7 @@ class ConnectHandler:
         self.count_login(request, _ACCEPTED)
         # Not the name that the client claims: a token or certificate goes with any, also that of another user.
         if identity.username is not None:
-            self.bans.succeeded(request.peer, identity.username, self.lifecycle.clock.monotonic)
+            self.bans.succeeded(request.peer, identity.username)
 
     def login_rejected(self, request: AuthenticationRequest, reason_code: int) -> None:
         self.count_login(request, _UNAVAILABLE if reason_code in (SERVER_UNAVAILABLE, SERVER_BUSY) else _REJECTED)

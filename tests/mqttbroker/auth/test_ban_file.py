@@ -80,14 +80,14 @@ def test_each_kind_of_ban_is_kept(tmp_path: Path, caplog: pytest.LogCaptureFixtu
 def test_right_logins_still_raise_the_limits(tmp_path: Path) -> None:
     def act(bans: Bans, now: float) -> None:
         for number in range(40):
-            bans.succeeded(PEER, f"device {number}", now)
-            bans.succeeded(PEER, "shared", now)
+            bans.succeeded(PEER, f"device {number}")
+            bans.succeeded(PEER, "shared")
 
     def check(bans: Bans, now: float) -> None:
         for number in range(70):
             assert not bans.refuses(PEER, None, now)
             bans.failed(PEER, f"wrong {number}", now)
-        bans.succeeded(PEER, "device 3", now)  # it has raised the limit before the restart
+        bans.succeeded(PEER, "device 3")  # it has raised the limit before the restart
         bans.failed(PEER, "wrong", now)
         assert bans.refuses(PEER, None, now) and not bans.refuses("10.0.0.2:1", None, now)
 
@@ -97,7 +97,7 @@ def test_right_logins_still_raise_the_limits(tmp_path: Path) -> None:
 def test_the_file_is_bounded(tmp_path: Path) -> None:
     def act(bans: Bans, now: float) -> None:
         for number in range(MAX_RECORDS + 500):
-            bans.succeeded(f"10.0.{number // 250}.{number % 250}:1", "x", now)
+            bans.succeeded(f"10.0.{number // 250}.{number % 250}:1", "x")
 
     restarted(tmp_path, act, lambda bans, now: None)
     rows = [json.loads(line) for line in (tmp_path / BAN_FILE).read_text().splitlines()]

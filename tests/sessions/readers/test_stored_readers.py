@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from support.journal import close_batch
 
 from sessions.journal import Journal
 from sessions.readers.partition_offsets import PartitionOffsets
@@ -17,7 +18,7 @@ def test_a_restart_finds_readers_and_offsets() -> None:
     group = readers.create(GROUP_READER, 0, "g", "s", "", "latest", 0, 6, [10, 20])
     queue = readers.create(QUEUE_READER, 0, "g", "s", "", "", 0, 7, [1])
     group.partitions[1].leave_out(25)
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     journal.committed()
     restored = StoredReaders(Journal(True))
     for reader_row in write_set.readers:
@@ -42,7 +43,7 @@ def test_a_deleted_reader_is_not_written_again() -> None:
     readers.delete(group)
     readers.delete(group)
     group.save(group.partitions[0])
-    write_set = journal.close_batch()
+    write_set = close_batch(journal)
     assert (write_set.readers, write_set.offsets, write_set.deleted_readers) == ([], [], [1])
     assert readers.groups("s") == 0 and readers.of_stream("s") == []
 
@@ -62,7 +63,7 @@ def test_messages_in_a_queue_whose_commit_failed_are_wanted_again() -> None:
         offsets.put_into_queue(offset)
     offsets.leave_out(4)
     journal.save_offsets(offsets)
-    journal.close_batch()
+    close_batch(journal)
     offsets.put_into_queue(4)
     journal.save_offsets(offsets)
     journal.failed()
@@ -71,6 +72,6 @@ def test_messages_in_a_queue_whose_commit_failed_are_wanted_again() -> None:
         assert offsets.next_wanted == offset
         offsets.put_into_queue(offset)
     assert offsets.next_wanted == 5 and not offsets.pending
-    journal.close_batch()
+    close_batch(journal)
     journal.failed()
     assert (offsets.next_wanted, offsets.returned) == (0, 4)

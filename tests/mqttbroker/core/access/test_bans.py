@@ -86,7 +86,7 @@ def test_right_logins_of_many_users_raise_the_limit_of_their_address() -> None:
     """95 of 100 devices behind one NAT are right, and the other five never give up."""
     found = bans(failures=5, address_failures=30, window=600.0, longest=900.0)
     for number in range(95):
-        found.succeeded(PEER, f"device {number}", 0.0)
+        found.succeeded(PEER, f"device {number}")
     for second in range(0, 3600, 5):
         for number in range(5):
             user = f"wrong {number}"
@@ -99,7 +99,7 @@ def test_right_logins_of_many_users_raise_the_limit_of_their_address() -> None:
 def test_one_account_raises_the_limit_of_its_address_once() -> None:
     found = bans(failures=0)
     for number in range(100):
-        found.succeeded(PEER, "mine", 0.0)
+        found.succeeded(PEER, "mine")
         fail(found, 1, user=f"user {number}")
     assert found.refuses(PEER, "mine", 0.0)
 
@@ -107,7 +107,7 @@ def test_one_account_raises_the_limit_of_its_address_once() -> None:
 def test_right_logins_of_a_shared_user_name_raise_its_limit() -> None:
     found = bans(address_failures=0)
     for _ in range(11):
-        found.succeeded(PEER, "fleet", 0.0)
+        found.succeeded(PEER, "fleet")
     fail(found, 12, user="fleet")
     assert not found.refuses(PEER, "fleet", 0.0)
     fail(found, 1, user="fleet")
@@ -120,7 +120,7 @@ def test_suspects_are_addresses_and_users_with_more_failures_than_right_logins()
     assert found.suspects(PEER, "bob", 0.0) and not found.suspects("10.0.0.2:1", "alice", 0.0)
     assert not found.suspects(PEER, "bob", 60.0)
     for number in range(3):
-        found.succeeded(PEER, f"device {number}", 60.0)
+        found.succeeded(PEER, f"device {number}")
     fail(found, 1, 60.0)
     assert found.suspects(PEER, "alice", 60.0) and not found.suspects(PEER, "bob", 60.0)
 
@@ -161,7 +161,7 @@ def test_exempt_clients_are_never_banned(peer: str, exempt: tuple[str, ...]) -> 
 def test_limits_of_zero_ban_nobody() -> None:
     found = bans(failures=0, address_failures=0)
     fail(found, 100)
-    found.succeeded(PEER, "alice", 0.0)
+    found.succeeded(PEER, "alice")
     assert found.active(0.0) == 0 and not found.suspects(PEER, "alice", 0.0)
 
 
@@ -169,7 +169,7 @@ def test_the_memory_is_bounded() -> None:
     found = bans(max_entries=10, failures=1, address_failures=1)
     for number in range(1000):
         fail(found, 1, float(number) / 1000, f"10.0.{number // 256}.{number % 256}:1", "x" * 60_000)
-        found.succeeded(f"10.1.{number // 256}.{number % 256}:1", "y" * 60_000, 0.0)
+        found.succeeded(f"10.1.{number // 256}.{number % 256}:1", "y" * 60_000)
     assert found.active(1.0) == 10 and all(len(offences) <= 10 for offences in found._counts)
     assert max(len(ban.key[1]) for ban in found.banned(1.0)) == 64
     assert found.active(100.0) == 0 and all(len(offences) <= 10 for offences in found._counts)
