@@ -105,6 +105,7 @@ PARTS = {
             "mqttbroker/core/streams/chunk_reads.py",
             "mqttbroker/core/streams/partition_reader.py",
             "mqttbroker/core/streams/rights.py",
+            "mqttbroker/core/streams/row_packets.py",
             "mqttbroker/core/streams/consumer.py",
             "mqttbroker/core/streams/groups.py",
             "mqttbroker/core/streams/work_queues.py",

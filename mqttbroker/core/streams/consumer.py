@@ -11,9 +11,7 @@ from typing import Final, cast
 
 from mypy_extensions import i64
 
-from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.frames import two_bytes
-from mqttbroker.codec.properties import user_property
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, IMPLEMENTATION_SPECIFIC_ERROR
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outbox import Outbound
@@ -22,11 +20,13 @@ from mqttbroker.core.streams.chunk import NO_BYTES, ChunkRows, user_property_byt
 from mqttbroker.core.streams.chunk_reads import ChunkReads
 from mqttbroker.core.streams.partition_reader import PartitionReader, ReaderOwner
 from mqttbroker.core.streams.rights import StreamRights, matches_any
+from mqttbroker.core.streams.row_packets import REDELIVERED, RowPackets, TopicPlan
 from sessions.counters import Counters
 from sessions.readers.in_flight import InFlightOwner, StreamInFlight
+from sessions.readers.partition_offsets import PartitionOffsets
 from sessions.readers.stored_readers import StoredReader
 from sessions.room import RoomUser
-from sessions.session import RETAIN_AS_PUBLISHED, Session, Subscription
+from sessions.session import Session, Subscription
 
 log = logging.getLogger("mqttbroker")
 
@@ -38,18 +38,8 @@ TOPIC_BYTES: Final = 400  # memory of what a consumer remembers of a topic, besi
 MAX_TOPIC_BYTES: Final = 131_072  # of what a consumer remembers of all topics
 
 
-class TopicPlan:
-    """The packets of a topic for one consumer: ``field`` is the topic with its length, ``added`` the encoded properties that
-    each packet has behind those of the message."""
-
-    def __init__(self, wanted: bool, field: bytes, added: bytes) -> None:
-        self.wanted = wanted
-        self.field = field
-        self.added = added
-
-
-_REDELIVERED: Final = user_property_bytes(b"redelivered", b"1")
 _UNWANTED: Final = TopicPlan(False, NO_BYTES, NO_BYTES)
+_WAITS: Final = -1  # in the place of the cost of a row that cannot be sent now
 
 
 class StreamConsumer(ReaderOwner):
@@ -80,11 +70,12 @@ class StreamConsumer(ReaderOwner):
         self.readers: list[PartitionReader] = []
         self.closed = False
         self.blocked = False  # it has rows, and the client cannot be sent more
+        self._moved = False  # the stored offsets are to be saved
         self._turn = 0  # index of the reader that is asked next
         self._plans: dict[bytes, TopicPlan] = {}
         self._plan_bytes = 0
+        self._partition = -1  # of `_partition_property`
         self._partition_property: bytes = NO_BYTES
-        self._partition = -1
 
     def add_partition(self, partition: int) -> PartitionReader:
         """Read a partition, from the offset on that the caller seeks."""
@@ -116,7 +107,6 @@ class StreamConsumer(ReaderOwner):
         self.consumers.reads.forget_topics(self._plan_bytes)
         self._plan_bytes = 0
         self._plans = {}
-        self._partition = -1
 
     def close(self) -> None:
         """Read no more."""
@@ -268,125 +258,127 @@ class StreamConsumer(ReaderOwner):
 
     def _send(self, connection: Connection, reader: PartitionReader, budget: i64) -> i64:
         """Send rows of a chunk while the client accepts them; returns the cost. Sets ``blocked``."""
-        session = self.session
-        subscription = self.subscription
-        granted: i64 = subscription.qos
-        as_published: bool = subscription.options & RETAIN_AS_PUBLISHED != 0
-        version: i64 = connection.version
-        maximum: i64 = connection.maximum_packet_size
-        if reader.partition != self._partition:
-            self._partition = reader.partition
-            self._partition_property = user_property_bytes(b"partition", str(reader.partition).encode())
-        parts: list[bytes] = []
-        size: i64 = 0
-        count: i64 = 0
-        payload: i64 = 0
-        cost: i64 = 0
+        packets = self.consumers.packets
+        packets.begin(connection, self.subscription, self.rule.key, self._property_of(reader.partition))
         limited: bool = connection.outbox.throttle is not None
         offsets = reader.offsets
-        group = self.group
-        moved: bool = False  # the stored offsets are to be saved
-        while cost < budget and size < MAX_BACKLOG:
+        cost: i64 = 0
+        while cost < budget and packets.size < MAX_BACKLOG:
             rows = reader.peek()
             if rows is None:
                 break
             cost += 1
-            if offsets is not None and rows.offset != offsets.next_wanted:
-                if rows.offset > offsets.next_wanted:
-                    offsets.leave_out(rows.offset)
-                    moved = True
-                if rows.offset < offsets.next_wanted:
-                    reader.take()
-                    continue
+            if offsets is not None and rows.offset != offsets.next_wanted and self._was_sent(offsets, rows.offset):
+                reader.take()
+                continue
             topic = rows.topic
             plan = self._plans.get(topic)
             if plan is None:
                 plan = self._plan(topic)
                 cost += 2
             if not plan.wanted:
-                if offsets is not None:
-                    offsets.leave_out(rows.offset + 1)
-                    moved = True
+                self._leave_out(offsets, rows.offset + 1)
                 reader.take()
                 continue
-            qos: i64 = min(rows.qos, granted)
-            retain: bool = as_published and rows.retain
-            packet_id: i64 = 0
-            again: bool = False
-            if offsets is not None and group is not None and qos == 1:
-                if not session.deliveries.window.is_open:
-                    self.blocked = True
-                    break
-                if not offsets.may_hand_over(rows.offset):
-                    offsets.waiting = True
-                    moved = True
-                    self.blocked = True
-                    break
-                again = offsets.hand_over(rows.offset) > 0
-                packet_id = session.deliveries.allocate_stream(StreamInFlight(group, offsets, rows.offset))
-            elif qos:
-                if session.id != 0:
-                    # The session's own queue keeps the message until it is acknowledged.
-                    self._flush(connection, parts, size, count, payload)
-                    parts = []
-                    size = count = payload = 0
-                    if not session.deliveries.open or self._queue_full(rows):
-                        self.blocked = True
-                        break
-                    if offsets is not None:
-                        again = offsets.deliveries(rows.offset) > 0
-                        offsets.put_into_queue(rows.offset)
-                        moved = True
-                    self._offer(connection, rows, qos, retain, plan, again)
-                    reader.take()
-                    cost += 2
-                    continue
-                if not self._window_has_room():
-                    self.blocked = True
-                    break
-                packet_id = session.deliveries.allocate_unpersisted(qos)
-                if packet_id == 0:
-                    self.blocked = True
-                    break
-            added: bytes = NO_BYTES
-            if version >= 5:
-                added = plan.added + self._partition_property
-                if not plan.added:
-                    added = self._key_property(rows) + added
-                if subscription.identifier:
-                    added += b"\x0b" + encode_varint(subscription.identifier)
-                if again:
-                    added += _REDELIVERED
-            first_byte: i64 = 0x30 | qos << 1 | (1 if retain else 0)
-            written = rows.append_packet(parts, version, first_byte, plan.field, packet_id, added, maximum)
-            if offsets is not None and qos == 0:
-                offsets.leave_out(rows.offset + 1)
-                moved = True
-            reader.take()
-            if written == 0:  # [MQTT-3.1.2-25]
-                connection.drops().too_large += 1
-                if qos == 1:
-                    session.deliveries.acknowledge(packet_id)
-                elif qos == 2:
-                    session.deliveries.publish_refused(packet_id)
-                continue
-            size += written
-            payload += rows.payload_size
-            count += 1
-            cost += written >> 10
-            if limited:
+            more = self._send_next(connection, reader, rows, plan)
+            if more == _WAITS:
+                self.blocked = True
                 break
-        self._flush(connection, parts, size, count, payload)
-        if offsets is not None and self.stored is not None and (moved or offsets.needs_reservation):
+            cost += more
+            if limited and packets.size:
+                break
+        packets.flush(connection)
+        if offsets is not None and self.stored is not None and (self._moved or offsets.needs_reservation):
+            self._moved = False
             self.stored.save(offsets)
         if reader.has_chunk and not self._accepts(connection):
             self.blocked = True
         return cost
 
-    def _flush(self, connection: Connection, parts: list[bytes], size: i64, count: i64, payload: i64) -> None:
-        if count:
-            connection.send_publish_packets(parts, size, count, payload)
-            self.consumers.counters.stream_records_sent += count
+    def _property_of(self, partition: int) -> bytes:
+        """The user property `partition`, encoded."""
+        if partition != self._partition:
+            self._partition = partition
+            self._partition_property = user_property_bytes(b"partition", str(partition).encode())
+        return self._partition_property
+
+    def _was_sent(self, offsets: PartitionOffsets, offset: int) -> bool:
+        """Whether a row that is not at `next_wanted` is not wanted again. If it is behind that, the log lacks what is between."""
+        if offset > offsets.next_wanted:
+            self._leave_out(offsets, offset)
+        return offset < offsets.next_wanted
+
+    def _leave_out(self, offsets: PartitionOffsets | None, end: int) -> None:
+        if offsets is not None:
+            offsets.leave_out(end)
+            self._moved = True
+
+    def _send_next(self, connection: Connection, reader: PartitionReader, rows: ChunkRows, plan: TopicPlan) -> i64:
+        """Send the row of `peek`, and take it; returns its cost beyond 1, or `_WAITS`."""
+        deliveries = self.session.deliveries
+        offsets = reader.offsets
+        group = self.group
+        qos: i64 = min(rows.qos, i64(self.subscription.qos))
+        packet_id: i64 = 0
+        mark: bytes = NO_BYTES
+        if qos == 1 and group is not None and offsets is not None:
+            if not self._may_hand_over(offsets, rows.offset):
+                return _WAITS
+            if offsets.hand_over(rows.offset) > 0:
+                mark = REDELIVERED
+            packet_id = deliveries.allocate_stream(StreamInFlight(group, offsets, rows.offset))
+        elif qos and deliveries.session_id != 0:
+            return self._put_into_queue(connection, reader, rows, plan, qos)
+        elif qos:
+            packet_id = deliveries.allocate_unpersisted(qos) if self._window_has_room() else 0
+            if packet_id == 0:
+                return _WAITS
+        else:
+            self._leave_out(offsets, rows.offset + 1)
+        written = self.consumers.packets.add(rows, plan, qos, packet_id, mark)
+        reader.take()
+        if written == 0:
+            self._drop_too_large(connection, qos, packet_id)
+        return written >> 10
+
+    def _may_hand_over(self, offsets: PartitionOffsets, offset: int) -> bool:
+        """Whether a member of a group can be sent a row at QoS 1: its window is open, and the offset is reserved."""
+        if not self.session.deliveries.window.is_open:
+            return False
+        if not offsets.may_hand_over(offset):
+            offsets.waiting = True
+            self._moved = True
+            return False
+        return True
+
+    def _put_into_queue(self, connection: Connection, reader: PartitionReader, rows: ChunkRows, plan: TopicPlan, qos: i64) -> i64:
+        """`_send_next` to a persistent session, whose queue keeps the message until it is acknowledged."""
+        deliveries = self.session.deliveries
+        packets = self.consumers.packets
+        packets.flush(connection)
+        if not deliveries.open or self._queue_full(rows):
+            return _WAITS
+        offsets = reader.offsets
+        mark: bytes = NO_BYTES
+        if offsets is not None:
+            if offsets.deliveries(rows.offset) > 0:
+                mark = REDELIVERED
+            offsets.put_into_queue(rows.offset)
+            self._moved = True
+        entry = deliveries.offer(packets.message(rows, plan, mark), qos, packets.retains(rows), packets.subscription_ids, None)
+        if entry is not None:
+            connection.send_entry(entry, False)
+        self.consumers.counters.stream_records_sent += 1
+        reader.take()
+        return 2
+
+    def _drop_too_large(self, connection: Connection, qos: i64, packet_id: i64) -> None:
+        """Complete a message as if it had been sent [MQTT-3.1.2-25]."""
+        connection.drops().too_large += 1
+        if qos == 1:
+            self.session.deliveries.acknowledge(packet_id)
+        elif qos == 2:
+            self.session.deliveries.publish_refused(packet_id)
 
     def _queue_full(self, rows: ChunkRows) -> bool:
         """Whether a persistent session's messages in flight leave no room for a record in its queue."""
@@ -401,69 +393,31 @@ class StreamConsumer(ReaderOwner):
         most: i64 = min(i64(window.unpersisted_maximum), session.context.limits.max_queued_messages)
         return window.packet_ids_in_use < max(i64(window.send_maximum), most // 2)
 
-    def _offer(self, connection: Connection, rows: ChunkRows, qos: i64, retain: bool, plan: TopicPlan, again: bool) -> None:
-        """Put a record into the queue of a persistent session, which sends it at once."""
-        properties = rows.properties
-        if connection.version >= 5:
-            key = plan.added or self._key_property(rows)
-            mark = _REDELIVERED if again else NO_BYTES
-            properties = b"".join((properties, rows.place_properties(), key, self._partition_property, mark))
-        subscription_ids: bytes = NO_BYTES
-        if self.subscription.identifier:
-            subscription_ids = b"\x0b" + encode_varint(self.subscription.identifier)
-        entry = self.session.deliveries.offer(rows.message(properties), qos, retain, subscription_ids, None)
-        if entry is not None:
-            connection.send_entry(entry, False)
-        self.consumers.counters.stream_records_sent += 1
-
-    def _key_property(self, rows: ChunkRows) -> bytes:
-        """The user property `key` of a record whose key is not its topic."""
-        key = self.rule.key
-        value = rows.client_id if key == "client" else user_property(rows.properties, key.partition(":")[2].encode())
-        return user_property_bytes(b"key", value)
-
     def plan_of(self, rows: ChunkRows) -> TopicPlan:
         """The action for a row."""
         return self._plans.get(rows.topic) or self._plan(rows.topic)
 
     def send_row(self, rows: ChunkRows, partition: int, qos: i64, packet_id: i64, mark: bytes) -> None:
         """Send one row at QoS 0 or 1; ``mark`` are encoded properties that a version 5 client gets behind the others."""
-        session = self.session
-        connection = cast(Connection, session.connection)
-        subscription = self.subscription
-        plan = self.plan_of(rows)
-        added: bytes = NO_BYTES
-        if connection.version >= 5:
-            added = plan.added or self._key_property(rows)
-            added += user_property_bytes(b"partition", str(partition).encode()) + mark
-            if subscription.identifier:
-                added += b"\x0b" + encode_varint(subscription.identifier)
-        retain: bool = subscription.options & RETAIN_AS_PUBLISHED != 0 and rows.retain
-        first_byte: i64 = 0x30 | qos << 1 | (1 if retain else 0)
-        parts: list[bytes] = []
-        maximum: i64 = connection.maximum_packet_size
-        size = rows.append_packet(parts, connection.version, first_byte, plan.field, packet_id, added, maximum)
-        if size == 0:  # [MQTT-3.1.2-25]
-            connection.drops().too_large += 1
-            if qos:
-                session.deliveries.acknowledge(packet_id)
-        else:
-            self._flush(connection, parts, size, 1, rows.payload_size)
+        connection = cast(Connection, self.session.connection)
+        packets = self.consumers.packets
+        packets.begin(connection, self.subscription, self.rule.key, self._property_of(partition))
+        if packets.add(rows, self.plan_of(rows), qos, packet_id, mark) == 0:
+            self._drop_too_large(connection, qos, packet_id)
+        packets.flush(connection)
 
     def _plan(self, topic_bytes: bytes) -> TopicPlan:
         """Decide on a topic, and remember it."""
         size: int = len(topic_bytes) * 4 + TOPIC_BYTES
         if self._plan_bytes + size > MAX_TOPIC_BYTES:
-            partition = self._partition
             self.forget_topics()
-            self._partition = partition
         topic = topic_bytes.decode("utf-8")
         plan = _UNWANTED
         # Compaction leaves a row without a topic in place of a record that it removed.
         wanted: bool = bool(topic) and (not self.topic_filter or matches_any([self.topic_filter], topic))
         if wanted and self.rights.may_read(topic):
-            added = user_property_bytes(b"key", topic_bytes) if self.rule.key == "topic" else NO_BYTES
-            plan = TopicPlan(True, two_bytes(len(topic_bytes)) + topic_bytes, added)
+            key = user_property_bytes(b"key", topic_bytes) if self.rule.key == "topic" else NO_BYTES
+            plan = TopicPlan(True, two_bytes(len(topic_bytes)) + topic_bytes, key)
         if self.consumers.reads.remember(size):
             self._plans[topic_bytes] = plan
             self._plan_bytes += size
@@ -488,6 +442,7 @@ class StreamConsumers:
         self.reads = reads
         self.outbound = outbound
         self.counters: Counters = outbound.counters
+        self.packets = RowPackets(self.counters)
         self.all: dict[StreamConsumer, bool] = {}
         self._turn: StreamConsumer | None = None
         self._waiting: dict[StreamConsumer, bool] = {}  # those that have something to do, the next first
