@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 from mqttbroker.core.access.bans import Bans
-from mqttbroker.core.access.policy import AuthenticationPolicy, Rules
+from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.commits import Commits
@@ -56,7 +56,6 @@ class Broker:
         router: Router,
         outbound: Outbound,
         terms: BrokerTerms,
-        policy: AuthenticationPolicy,
         rules: Rules,
         bans: Bans,
         producers: Producers,
@@ -69,7 +68,6 @@ class Broker:
         self.router = router
         self.outbound = outbound
         self.terms = terms
-        self.policy = policy
         self.rules = rules
         self.bans = bans
         if rules.restrictive:
@@ -138,7 +136,6 @@ class Broker:
             self.users,
             self.publisher.fan_out,
             terms,
-            policy,
             rules,
             bans,
             self.memory_stage,

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Any, Final
 
-from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY
-from mqttbroker.core.access.policy import AuthenticationPolicy, AuthenticationRequest
-from mqttbroker.core.sessions.connect_handler import ConnectAuthentication
+from mqttbroker.codec.reason_codes import CONNECTION_RATE_EXCEEDED, NOT_AUTHORIZED, QUOTA_EXCEEDED, SERVER_BUSY, MQTTError
+from mqttbroker.core.access.policy import AuthenticationPolicy
 from mqttbroker.core.terms.rates import Rate
 from mqttbroker.core.terms.terms import ListenerTerms
 from mqttbroker.net.abuse_limits import AddressLimits, HalfOpen
@@ -79,6 +78,19 @@ class ListenerPolicy:
             self.addresses.add(address)
         return address
 
+    def admit(self, transport: Any) -> AuthenticationPolicy:
+        """Count a client that sent CONNECT; returns the policy that authenticates it. Raises MQTTError if it is refused."""
+        limit = self.max_connections
+        if limit is not None and self.clients >= limit:
+            self.counters.limit_reached("max_connections")
+            raise MQTTError(SERVER_BUSY, "too many connections on this listener")
+        if self.refuses_certificate is not None:
+            reason = self.refuses_certificate(transport)
+            if reason is not None:
+                raise MQTTError(NOT_AUTHORIZED, reason)
+        self.clients += 1
+        return self.policy
+
     def limit_half_open(self, member: Any, peer: str) -> bool:
         """Count a connection without a CONNECT, if they are limited; then `HalfOpen.remove` follows."""
         per_address = self.terms.max_half_open_per_address
@@ -97,36 +109,3 @@ REFUSALS: Final[dict[str, tuple[int, str]]] = {
     "max_connect_rate_per_address": (CONNECTION_RATE_EXCEEDED, "too many connects of this address"),
     "max_connections_per_address": (QUOTA_EXCEEDED, "too many connections of this address"),
 }
-
-
-class PolicyByListener(AuthenticationPolicy):
-    """Applies the policy of the client's listener; ``policy`` applies to a connection without a socket."""
-
-    def __init__(self, policy: AuthenticationPolicy) -> None:
-        self.policy = policy
-
-    def authenticate(self, request: AuthenticationRequest) -> None:
-        connection = cast(ConnectAuthentication, request).pending.connection
-        wire = connection.wire
-        if wire is None:
-            self.policy.authenticate(request)
-            return
-        request.remote = wire.remote
-        if wire.refusal:
-            reason_code, detail = REFUSALS[wire.refusal]
-            request.reject(reason_code, detail)
-            return
-        listener_policy: ListenerPolicy = wire.listener_policy
-        limit = listener_policy.max_connections
-        if limit is not None and listener_policy.clients >= limit:
-            listener_policy.counters.limit_reached("max_connections")
-            request.reject(SERVER_BUSY, "too many connections on this listener")
-            return
-        if listener_policy.refuses_certificate is not None:
-            reason = listener_policy.refuses_certificate(wire.transport)
-            if reason is not None:
-                request.reject(NOT_AUTHORIZED, reason)
-                return
-        listener_policy.clients += 1
-        wire.counted = True
-        listener_policy.policy.authenticate(request)

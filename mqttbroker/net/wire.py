@@ -14,6 +14,8 @@ from typing import Any, Final
 
 from mypy_extensions import i64
 
+from mqttbroker.codec.reason_codes import MQTTError
+from mqttbroker.core.access.policy import AuthenticationPolicy
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.client.connection import AWAIT_CONNECT, CLOSED, CONNECTED, CONNECTING
@@ -22,7 +24,7 @@ from mqttbroker.core.packets.protocol import Protocol
 from mqttbroker.core.terms.rates import Throttle
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.left_client import LEFT_BYTES, LeftClient, is_drained, last_bytes, unread
-from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 
 log = logging.getLogger("mqttbroker.clients")
@@ -123,10 +125,6 @@ class Wire(ClientWire):
         if self.proxied_common_name is not None:
             return {"subject": ((("commonName", self.proxied_common_name),),)}
         return self.transport.get_extra_info("peercert")
-
-    @property
-    def listener_policy(self) -> ListenerPolicy:
-        return self.endpoint.policy
 
     # -- asyncio's protocol -----------------------------------------------------
 
@@ -263,6 +261,14 @@ class Wire(ClientWire):
         self._feed(data)
         if self._unhandled:
             self._count_unhandled()
+
+    def admit(self) -> AuthenticationPolicy:
+        if self.refusal:
+            reason_code, detail = REFUSALS[self.refusal]
+            raise MQTTError(reason_code, detail)
+        policy = self.endpoint.policy.admit(self.transport)
+        self.counted = True
+        return policy
 
     def abort_if_client_left(self) -> bool:
         """Whether the client has given up its CONNECT, which waits for an answer; if so, close the connection.

@@ -26,7 +26,7 @@ from mqttbroker.core.routing.router import Router
 from mqttbroker.core.streams.work_queues import QueueRule
 from mqttbroker.core.terms.networks import Networks
 from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms, Redirect
-from mqttbroker.net.listener_policy import ListenerPolicy, PolicyByListener
+from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.system.memory_limit import memory_bytes
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.counters import Counters
@@ -169,7 +169,6 @@ def build_broker(settings: Settings, recovered: Recovered, security: Security | 
             limits.max_pending_acks,
         ),
         terms,
-        PolicyByListener(security.policy),
         security.rules,
         security.bans,
         Producers(settings.producer_window),

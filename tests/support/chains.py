@@ -50,8 +50,7 @@ class ChainCore(Core):
     """A core whose clients are checked by a chain of scripted authenticators. Their addresses can be banned."""
 
     def chain(self, *authenticators: Authenticator, anonymous: Any = True) -> None:
-        policy: Any = self.broker.policy
-        policy.policy = AuthenticationChain(list(authenticators), AnonymousPolicy(anonymous))
+        self.policy = AuthenticationChain(list(authenticators), AnonymousPolicy(anonymous))
 
     def open(self, version: int = 5, client_id: str = "c", **fields: Any) -> CoreClient:
         """A client after its CONNECT, accepted or not."""

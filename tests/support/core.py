@@ -15,11 +15,13 @@ from types import TracebackType
 from typing import Any
 
 from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
 from mqttbroker.core.access.policy import (
     AnonymousPolicy,
     AuthenticationChain,
+    AuthenticationPolicy,
     AuthenticationRequest,
     Authenticator,
     Identity,
@@ -75,7 +77,9 @@ class Core:
     def _start(self) -> None:
         self.store = SqliteStore(self.directory / "core.db", self.settings.durability, self.log, apply_interval=0.01)
         recovered = self.store.recover()
-        self.broker: Broker = build_broker(self.settings, recovered)
+        security = Security(self.settings)
+        self.policy: AuthenticationPolicy = security.policy
+        self.broker: Broker = build_broker(self.settings, recovered, security)
         self._set_clock()
         self.assembled()
         restore(self.broker, recovered, self.seconds)
@@ -204,6 +208,9 @@ class MemoryWire(ClientWire):
     def loud(self) -> bool:
         return False
 
+    def admit(self) -> AuthenticationPolicy:
+        return self.core.policy
+
     def abort_if_client_left(self) -> bool:
         return False
 
@@ -287,7 +294,7 @@ class _BelievesUserNames(Authenticator):
 def believe_user_names(core: Core) -> None:
     """Accept every client as the user that it claims to be."""
     chain = AuthenticationChain([_BelievesUserNames("test")], AnonymousPolicy(True))
-    core.broker.connect_handler.policy = chain
+    core.policy = chain
 
 
 def wait_until(condition: Any, timeout: float = PATIENCE) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.auth.security import Security
 from mqttbroker.cluster.bus.bus import Barrier, Bus, LocalReceiver, first_mark
 from mqttbroker.cluster.bus.feed import FeedBatches
 from mqttbroker.cluster.log.body import encode_body
@@ -78,7 +79,9 @@ class ShardCore(Core):
                 self.tables.passed(self.view.state)
         assert self.view.owner == self.owner
         recovered = self.tables.recover()
-        self.broker = build_broker(self.settings, recovered)
+        security = Security(self.settings)
+        self.policy = security.policy
+        self.broker = build_broker(self.settings, recovered, security)
         self.broker.journal.gated_deliveries = True
         self._set_clock()
         restore(self.broker, recovered, self.seconds)

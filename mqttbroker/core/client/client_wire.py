@@ -7,6 +7,8 @@ from typing import Any
 
 from mypy_extensions import mypyc_attr
 
+from mqttbroker.core.access.policy import AuthenticationPolicy
+
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class ClientWire:
@@ -29,6 +31,13 @@ class ClientWire:
     @abstractmethod
     def loud(self) -> bool:
         """Whether the client is not read because it has had its share."""
+
+    @abstractmethod
+    def admit(self) -> AuthenticationPolicy:
+        """The client sent CONNECT: count it at its listener, and return the policy that authenticates it.
+
+        Raises MQTTError if the listener's limits or the lists of revoked certificates refuse it.
+        """
 
     @abstractmethod
     def abort_if_client_left(self) -> bool:

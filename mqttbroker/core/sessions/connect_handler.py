@@ -33,12 +33,12 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.access.bans import Bans
 from mqttbroker.core.access.policy import (
     BAN_IN_FORCE,
-    AuthenticationPolicy,
     AuthenticationRequest,
     Identity,
     Permissions,
     Rules,
 )
+from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.client.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.delivery.fan_out import FanOut
 from mqttbroker.core.delivery.replay import Replays
@@ -86,7 +86,6 @@ class ConnectHandler:
         users: Users,
         fan_out: FanOut,
         terms: BrokerTerms,
-        policy: AuthenticationPolicy,
         rules: Rules,
         bans: Bans,
         memory: MemoryStage,
@@ -105,7 +104,6 @@ class ConnectHandler:
         self.users = users
         self.fan_out = fan_out
         self.terms = terms
-        self.policy = policy
         self.rules = rules
         self.bans = bans
         # Answered authentications by the kind of the authenticator, "" if all ignored the client, and the outcome.
@@ -139,7 +137,14 @@ class ConnectHandler:
             pending.keep_alive = longest
         connection.keep_alive = float(pending.keep_alive)
         connection.method = packet.properties.authentication_method
-        self.policy.authenticate(ConnectAuthentication(self, pending))
+        wire = connection.wire
+        assert wire is not None
+        try:
+            policy = wire.admit()
+        except MQTTError as error:
+            self.refuse(connection, error.reason_code, error.detail, packet.username)
+            return
+        policy.authenticate(ConnectAuthentication(self, pending, wire))
 
     def auth(self, connection: Connection, packet: Auth) -> None:
         """Handle AUTH: the next step of an authentication, or the start of a re-authentication (section 4.12)."""
@@ -495,7 +500,7 @@ class ConnectHandler:
 class ConnectAuthentication(AuthenticationRequest):
     """The authentication of a CONNECT."""
 
-    def __init__(self, handler: ConnectHandler, pending: PendingConnect) -> None:
+    def __init__(self, handler: ConnectHandler, pending: PendingConnect, wire: ClientWire) -> None:
         connection = pending.connection
         packet = pending.packet
         super().__init__(connection.client_id, connection.peer, packet.username, packet.password)
@@ -503,6 +508,7 @@ class ConnectAuthentication(AuthenticationRequest):
         self.pending = pending
         self.size = pending.size
         self.listener = connection.terms.listener
+        self.remote = wire.remote
         self.version = packet.version
         self.method = packet.properties.authentication_method
         self.client_data = packet.properties.authentication_data
@@ -535,7 +541,7 @@ class ConnectAuthentication(AuthenticationRequest):
     def _given_up(self) -> bool:
         """Whether the client has left and wants nothing but the answer. Nothing is read from it, so it is looked for."""
         wire = self.pending.connection.wire
-        return wire is not None and bool(wire.abort_if_client_left())
+        return wire is not None and wire.abort_if_client_left()
 
     def accept(self, identity: Identity) -> None:
         if not self._answer():

@@ -223,8 +223,7 @@ class AclCore(Core):
 
     def _start(self) -> None:
         super()._start()
-        policy: Any = self.broker.policy
-        policy.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
+        self.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
 
     def as_user(self, user: str | None, client_id: str, version: int = 5, **fields: Any) -> CoreClient:
         if user is not None:

@@ -56,7 +56,7 @@ def kinds_of(client: CoreClient) -> list[tuple[str, int]]:
 def without_answers(core: Core) -> Scripted:
     """Have the broker ask an authenticator that answers nobody."""
     authenticator = Scripted("silent", None)
-    core.broker.connect_handler.policy = AuthenticationChain([authenticator], AnonymousPolicy(True))
+    core.policy = AuthenticationChain([authenticator], AnonymousPolicy(True))
     return authenticator
 
 

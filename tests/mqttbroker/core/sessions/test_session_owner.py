@@ -22,8 +22,7 @@ class UserCore(Core):
 
     def _start(self) -> None:
         super()._start()
-        policy: Any = self.broker.policy
-        policy.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
+        self.policy = AuthenticationChain([AcceptAll()], AnonymousPolicy(True))
 
     def open(self, user: str | None, client_id: str, version: int = 5, clean_start: bool = False) -> CoreClient:
         """A client whose session never expires; its CONNACK may be a refusal."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.core import Core, CoreClient
+from support.core import Core, CoreClient, MemoryWire
 from support.core_sessions import durable
 
 from mqttbroker.auth.acl import parse_acl
@@ -220,7 +220,8 @@ def test_an_abandoned_enhanced_authentication_is_freed(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.client()
         connection = client.connection
-        request = ConnectAuthentication(core.broker.connect_handler, PendingConnect(connection, Connect("c", 5), lambda pending: None))
+        pending = PendingConnect(connection, Connect("c", 5), lambda pending: None)
+        request = ConnectAuthentication(core.broker.connect_handler, pending, MemoryWire(core))
         connection.authentication = connection.authenticator = request  # refers to the connection
         client.socket.close()
         assert connection.authentication is None and connection.authenticator is None
