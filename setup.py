@@ -138,6 +138,8 @@ PARTS = {
             "mqttbroker/core/sessions/subscriptions.py",
             "mqttbroker/core/terms/users.py",
             "mqttbroker/core/sessions/pending_connect.py",
+            "mqttbroker/core/sessions/connack.py",
+            "mqttbroker/core/sessions/authentications.py",
             "mqttbroker/core/delivery/wills.py",
             "mqttbroker/core/sessions/lifecycle.py",
             "mqttbroker/core/client/redirector.py",

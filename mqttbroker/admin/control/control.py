@@ -627,7 +627,7 @@ class BrokerControl:
             bans=broker.bans.active(self._monotonic()),
             bans_started=MappingProxyType(dict(broker.bans.started)),
             limits_reached=MappingProxyType(dict(counters.limits_reached)),
-            logins=dict(broker.connect_handler.logins),
+            logins=dict(broker.connect_handler.logins.counts),
             logins_failed=broker.bans.failed_logins,
             connects_refused=MappingProxyType(_refused(broker)),
             denials=MappingProxyType(dict(broker.outbound.denials.counts)),

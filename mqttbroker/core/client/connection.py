@@ -8,7 +8,7 @@ above the high-water mark QoS 0 is dropped and counted, and QoS 1 and 2 stay in 
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Final, cast
+from typing import Final, cast
 
 from mypy_extensions import i32, i64, u8
 
@@ -17,7 +17,7 @@ from mqttbroker.codec.frames import SHORT_ACKS, publish_header, two_bytes
 from mqttbroker.codec.packets import Disconnect
 from mqttbroker.codec.properties import Properties
 from mqttbroker.codec.reason_codes import PACKET_TOO_LARGE, PUBREL, name
-from mqttbroker.core.access.policy import AuthenticationRequest
+from mqttbroker.core.access.policy import AuthenticationRequest, Authenticator
 from mqttbroker.core.client.acknowledgements import AckQueue
 from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.client.outbox import Outbound, Outbox
@@ -95,7 +95,7 @@ class Connection(ClientConnection):
         self.client_id = ""
         self.username: str | None = None  # as authenticated; None = anonymous
         self.method: str | None = None  # of enhanced authentication, from CONNECT
-        self.authenticator: Any = None  # the one that accepted the client, or that enhanced authentication began with
+        self.authenticator: Authenticator | None = None  # the one that accepted the client, or that enhanced authentication began with
         self.expires_at = 0.0  # Unix seconds at which the login expires; 0 = never
         self.authentication: AuthenticationRequest | None = None  # an enhanced authentication in progress
         self.may_publish = _NO_DECISIONS  # decisions of the rules by topic, bounded

@@ -24,7 +24,6 @@ from mqttbroker.codec.packets import (
 )
 from mqttbroker.codec.reason_codes import (
     AUTH,
-    CLIENT_IDENTIFIER_NOT_VALID,
     CONNECT,
     DISCONNECT,
     NORMAL_DISCONNECTION,
@@ -46,7 +45,6 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.client.connection import AUTHENTICATING, AWAIT_CONNECT, CONNECTED, Connection
-from mqttbroker.core.client.topic_aliases import TopicAliases
 from mqttbroker.core.packets.publish_handler import PublishHandler
 from sessions.deliveries import ACCEPTED, REPEATED, UNEXPECTED, UNKNOWN
 from sessions.session import Session
@@ -131,7 +129,10 @@ class Protocol:
             connection.send(b"\xd0\x00")
             return
         if packet_type == CONNECT:
-            self._connect(cast(Connect, packet))
+            connect = cast(Connect, packet)
+            if connect.version == 3:
+                self._flag_mask = 7  # version 3.1 allows DUP in other packets than PUBLISH
+            broker.connect_handler.connect(connection, connect, self.new_client_id)
             return
         if packet_type == AUTH:
             broker.connect_handler.auth(connection, cast(Auth, packet))
@@ -218,36 +219,6 @@ class Protocol:
             if journal.gated:
                 journal.wait_for_commit(gate)
         connection.acks.submit(gate)
-
-    def _connect(self, packet: Connect) -> None:
-        connection = self.connection
-        properties = packet.properties
-        if packet.username is not None and connection.terms.ignores_username_query:
-            name: str = packet.username.partition("?")[0]
-            packet.username = name if name or packet.password is not None else None
-        connection.version = 5 if packet.version == 5 else 4
-        connection.bridge = packet.bridge and packet.version < 5
-        connection.client_id = packet.client_id
-        connection.zero_copy_version = connection.version
-        if packet.version == 3:
-            self._flag_mask = 7  # version 3.1 allows DUP in other packets than PUBLISH
-        if packet.version == 5:
-            alias_maximum: int = min(properties.topic_alias_maximum, connection.terms.topic_alias_maximum)
-            if alias_maximum > 0:
-                connection.topic_aliases = TopicAliases(alias_maximum)
-                connection.zero_copy_version = 0
-            if properties.maximum_packet_size > 0:
-                connection.maximum_packet_size = properties.maximum_packet_size
-            connection.problem_information = properties.request_problem_information != 0
-        if not packet.client_id:
-            # 3.1.1 [MQTT-3.1.3-8]; 3.1 always requires a client id.
-            if packet.version == 3 or (packet.version == 4 and not packet.clean_start):
-                self.broker.connect_handler.refuse(connection, CLIENT_IDENTIFIER_NOT_VALID, "empty client id")
-                return
-            own_shard = self.broker.connect_handler.own_shard
-            client_id = self.new_client_id()
-            connection.client_id = client_id if own_shard is None else own_shard.fitted(client_id)
-        self.broker.connect_handler.connect(connection, packet)
 
     def _disconnect(self, session: Session, packet: Disconnect) -> None:
         expiry_interval = packet.properties.session_expiry_interval

@@ -126,6 +126,8 @@ class Conversations(Target):
         "mqttbroker.core.packets.protocol",
         "mqttbroker.core.packets.packet_reader",
         "mqttbroker.core.sessions.connect_handler",
+        "mqttbroker.core.sessions.authentications",
+        "mqttbroker.core.sessions.connack",
         "mqttbroker.core.packets.publish_handler",
         "mqttbroker.core.sessions.subscriptions",
     )

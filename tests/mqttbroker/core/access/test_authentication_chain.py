@@ -38,7 +38,7 @@ def test_the_first_that_does_not_ignore_decides(core: ChainCore) -> None:
     assert len(first.asked) == len(second.asked) == 1 and not third.asked
     core.chain(third, second)
     assert core.code(username="alice", password=b"x") == BAD_USER_NAME_OR_PASSWORD
-    assert core.broker.connect_handler.logins == {("two", "accepted"): 1, ("three", "rejected"): 1}
+    assert core.broker.connect_handler.logins.counts == {("two", "accepted"): 1, ("three", "rejected"): 1}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_an_authenticator_that_cannot_decide_refuses(core: ChainCore, answer: Ca
     assert core.code(4, username="alice", password=b"x") == 3
     assert core.code() == SERVER_UNAVAILABLE  # nor is it anonymous
     assert not second.asked and core.broker.bans.failed_logins == 0
-    assert core.broker.connect_handler.logins == {("one", "unavailable"): 3}
+    assert core.broker.connect_handler.logins.counts == {("one", "unavailable"): 3}
 
 
 def test_a_failure_counts_once_towards_a_ban(core: ChainCore) -> None:
@@ -98,7 +98,7 @@ def test_only_the_first_answer_counts(core: ChainCore) -> None:
     request.accept(Identity("bob"))
     core.settle()
     assert client.connection.username == "alice" and not client.closed
-    assert core.broker.connect_handler.logins == {("one", "accepted"): 1}
+    assert core.broker.connect_handler.logins.counts == {("one", "accepted"): 1}
 
 
 def test_an_answer_for_a_client_that_left_changes_nothing(core: ChainCore) -> None:

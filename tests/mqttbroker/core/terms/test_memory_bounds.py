@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.core import Core, CoreClient, MemoryWire
+from support.core import AcceptAll, Core, CoreClient, MemoryWire
 from support.core_sessions import durable
 
 from mqttbroker.auth.acl import parse_acl
@@ -17,7 +17,7 @@ from mqttbroker.codec.packets import Connect, Publish, Suback, Subscribe, Subscr
 from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client import connection as connection_module
 from mqttbroker.core.routing.router import Router
-from mqttbroker.core.sessions.connect_handler import ConnectAuthentication
+from mqttbroker.core.sessions.authentications import ConnectAuthentication
 from mqttbroker.core.sessions.pending_connect import PendingConnect
 from sessions.session import Session
 
@@ -220,8 +220,10 @@ def test_an_abandoned_enhanced_authentication_is_freed(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         client = core.client()
         connection = client.connection
-        pending = PendingConnect(connection, Connect("c", 5), lambda pending: None)
-        request = ConnectAuthentication(core.broker.connect_handler, pending, MemoryWire(core))
-        connection.authentication = connection.authenticator = request  # refers to the connection
+        handler = core.broker.connect_handler
+        pending = PendingConnect(handler, connection, Connect("c", 5))
+        # It refers to the connection.
+        connection.authentication = ConnectAuthentication(handler.logins, pending, MemoryWire(core))
+        connection.authenticator = AcceptAll()
         client.socket.close()
         assert connection.authentication is None and connection.authenticator is None
