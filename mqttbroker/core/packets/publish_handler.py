@@ -61,6 +61,7 @@ from mqttbroker.core.delivery.fan_out import deliver
 from mqttbroker.core.packets.long_packet import total_size
 from mqttbroker.core.routing.groups import Target
 from mqttbroker.core.routing.route import Route, is_reserved
+from sessions.counters import Counters
 from sessions.message import Message
 from sessions.session import Session
 from sessions.window import SharedInFlight
@@ -140,10 +141,10 @@ class PublishHandler:
             end = payload + payload_size
         if self.restricted or route.reserved or first & 1 == 1:
             if self._rejects(route, first, packet_id, payload_size):
-                self._count(payload_size)
+                _count(connection.outbound.counters, payload_size)
                 return True
         if first == 0x30 and route.direct:
-            self._count(payload_size)
+            _count(connection.outbound.counters, payload_size)
             targets = route.targets_for(connection.session)
             if route.remotes:
                 targets = targets + route.remotes
@@ -157,9 +158,9 @@ class PublishHandler:
             known = len(session.received) > 0 and packet_id in session.received
             if route.remaining_length != end - body:
                 route.set_header(end - body, data[start + 1 : topic_end])
-            if first & 9 == 0 and not known and self._needs_no_store(route, qos):
-                self._count(payload_size)
-                self._forward_unpersisted(data[rest:end], route, first, packet_id, payload - rest, properties, more)
+            if first & 9 == 0 and not known and self._needs_no_store(route, qos, session):
+                _count(connection.outbound.counters, payload_size)
+                self._forward_unpersisted(data[rest:end], route, first, packet_id, payload - rest, properties, more, session)
                 return True
             full = connection.version >= 5 and not known and self._receive_maximum_reached(session)
         if route.large and not self.broker.publisher.fan_out.done:
@@ -169,7 +170,7 @@ class PublishHandler:
             # A packet that is not handled is not received, so a client that sends more at once than it may has to wait.
             connection.acks.awaited = True
             return False
-        self._count(payload_size)
+        _count(connection.outbound.counters, payload_size)
         if full:  # only PUBRELs of the client's own would make room [MQTT-3.3.4-7]
             connection.outbound.counters.limit_reached("receive_maximum")
             raise MQTTError(RECEIVE_MAXIMUM_EXCEEDED, "more than Receive Maximum in flight")
@@ -179,14 +180,8 @@ class PublishHandler:
         if qos == 0:
             self._publish_qos0(whole, route, first, payload - rest, properties)
         else:
-            self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties, known)
+            self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties, session, known)
         return True
-
-    def _count(self, payload_size: i64) -> None:
-        """The packet is handled in this call."""
-        counters = self.connection.outbound.counters
-        counters.publish_received += 1
-        counters.publish_bytes_received += payload_size
 
     def _receive_maximum_reached(self, session: Session) -> bool:
         connection = self.connection
@@ -249,7 +244,7 @@ class PublishHandler:
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
-    def _needs_no_store(self, route: Route, qos: i64) -> bool:
+    def _needs_no_store(self, route: Route, qos: i64, session: Session) -> bool:
         """Whether a new QoS 1 or 2 message is for connected clients only and may be acknowledged at once."""
         connection = self.connection
         broker = self.broker
@@ -258,7 +253,6 @@ class PublishHandler:
         for group in route.groups:
             if group.persistent_members:
                 return False
-        session = cast(Session, connection.session)
         received = session.received
         if qos == 1:
             return not received
@@ -277,6 +271,7 @@ class PublishHandler:
         payload: i64,
         properties: PublishProperties | None,
         more: list[bytes] | None,
+        session: Session,
     ) -> None:
         publisher = self.connection
         version: i64 = publisher.version
@@ -286,7 +281,6 @@ class PublishHandler:
         payload_size: i64 = size - len(route.qos1_header) - 2 - payload
         qos: i64 = first >> 1
         qos &= 3
-        session = cast(Session, publisher.session)
         if qos == 2:
             session.add_received(packet_id, False)
         # Before the message, which the publisher may have subscribed to.
@@ -374,6 +368,7 @@ class PublishHandler:
         packet_id: i64,
         payload: i64,
         properties: PublishProperties | None,
+        session: Session,
         known: bool,
     ) -> None:
         """Publish, and acknowledge when everything that is to be stored is on disk.
@@ -382,7 +377,6 @@ class PublishHandler:
         """
         broker = self.broker
         connection = self.connection
-        session = cast(Session, connection.session)
         acks = connection.acks
         outgoing = self._outgoing(route, rest, first, payload, properties)
         message = outgoing.message
@@ -572,6 +566,12 @@ class PublishHandler:
             gate = AckGate(connection, PUBACK if qos == 1 else PUBREC, packet_id)
             gate.reason_code = reason_code
             connection.acks.submit(gate)
+
+
+def _count(counters: Counters, payload_size: i64) -> None:
+    """A packet is handled, and not held for a later iteration."""
+    counters.publish_received += 1
+    counters.publish_bytes_received += payload_size
 
 
 def _check_utf8(payload: bytes, more: list[bytes] | None) -> None:
