@@ -155,14 +155,16 @@ class PublishHandler:
         full: bool = False
         if qos:
             session = cast(Session, connection.session)
-            known = len(session.received) > 0 and packet_id in session.received
+            received = session.received
+            unreleased: i64 = len(received)
+            known = unreleased > 0 and packet_id in received
             if route.remaining_length != end - body:
                 route.set_header(end - body, data[start + 1 : topic_end])
-            if first & 9 == 0 and not known and self._needs_no_store(route, qos, session):
+            if first & 9 == 0 and not known and self._needs_no_store(route, qos, session, unreleased):
                 _count(connection.outbound.counters, payload_size)
                 self._forward_unpersisted(data[rest:end], route, first, packet_id, payload - rest, properties, more, session)
                 return True
-            full = connection.version >= 5 and not known and self._receive_maximum_reached(session)
+            full = connection.version >= 5 and not known and self._receive_maximum_reached(unreleased - session.received_earlier)
         if route.large and not self.broker.publisher.fan_out.done:
             self.broker.publisher.fan_out.wait(connection)
             return False
@@ -183,11 +185,10 @@ class PublishHandler:
             self._publish_acknowledged(whole, route, first, packet_id, payload - rest, properties, session, known)
         return True
 
-    def _receive_maximum_reached(self, session: Session) -> bool:
+    def _receive_maximum_reached(self, unreleased: i64) -> bool:
+        """``unreleased`` messages at QoS 2 were received on this connection: the quota of an earlier one does not count (section 4.9)."""
         connection = self.connection
-        # The quota of an earlier connection does not count (section 4.9).
-        in_flight: i64 = connection.acks.unfinished + len(session.received) - session.received_earlier
-        return in_flight >= connection.terms.receive_maximum
+        return connection.acks.unfinished + unreleased >= connection.terms.receive_maximum
 
     # -- forwarding received bytes ----------------------------------------------
 
@@ -244,7 +245,7 @@ class PublishHandler:
                 outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
             connection.send_at_most_once(outgoing, False, target.subscription_ids)
 
-    def _needs_no_store(self, route: Route, qos: i64, session: Session) -> bool:
+    def _needs_no_store(self, route: Route, qos: i64, session: Session, unreleased: i64) -> bool:
         """Whether a new QoS 1 or 2 message is for connected clients only and may be acknowledged at once."""
         connection = self.connection
         broker = self.broker
@@ -253,11 +254,10 @@ class PublishHandler:
         for group in route.groups:
             if group.persistent_members:
                 return False
-        received = session.received
         if qos == 1:
-            return not received
+            return unreleased == 0
         return (
-            (len(received) < connection.terms.receive_maximum or connection.version < 5)
+            (unreleased < connection.terms.receive_maximum or connection.version < 5)
             and not session.received_full
             and (session.id == 0 or broker.journal.gated)
         )
