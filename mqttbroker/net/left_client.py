@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from mqttbroker.net.wire import Wire
 
 READ_AT_ONCE: Final = 16_384  # bytes
 LEFT_BYTES: Final = 4_194_304  # that are read after a connection was lost: of one client, or of all that a link has not sent
@@ -73,8 +76,8 @@ class LeftClient:
     After ``timeout`` seconds it drops what is not handled.
     """
 
-    def __init__(self, wire: Any, transport: Any, error: Any, timeout: float) -> None:
-        self._wire = wire
+    def __init__(self, wire: Wire, transport: Any, error: Any, timeout: float) -> None:
+        self._wire: Wire | None = wire
         self._error = error
         # Not the transport itself, whose buffers would stay.
         self._info = {name: transport.get_extra_info(name) for name in KEPT}
