@@ -12,7 +12,6 @@ from typing import Final
 from mqttbroker.codec.reason_codes import (
     IMPLEMENTATION_SPECIFIC_ERROR,
     QUOTA_EXCEEDED,
-    SERVER_UNAVAILABLE,
     UNSPECIFIED_ERROR,
 )
 from mqttbroker.core.access.policy import Rules
@@ -95,8 +94,7 @@ class Commits:
         for connection in list(self.clients.connections):
             if connection.acks.length and not connection.closed:
                 connection.disconnect(UNSPECIFIED_ERROR, "the store does not answer")
-        for pending in list(self.clients.pending.values()):
-            self.connect_handler.refuse(pending.connection, SERVER_UNAVAILABLE, "the store does not answer")
+        self.connect_handler.refuse_all("the store does not answer")
 
     def read_done(self, queries: list[EntryQuery], pages: list[Page]) -> None:
         """The store has read the queries and pages of a write set that it had committed. The caller has set the broker's clock."""
@@ -129,10 +127,7 @@ class Commits:
         if page.error is not None:
             log.error("event=page_failed client=%s reason=%s", session.client_id, page.error)
             session.deliveries.page_failed()
-            pending = self.clients.pending.get(session.client_id)
-            if pending is not None:
-                self.connect_handler.refuse(pending.connection, IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
-            elif session.connection is not None:
+            if not self.connect_handler.session_failed(session) and session.connection is not None:
                 session.connection.disconnect(IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
             return
         session.load_page(page.rows, page.received)

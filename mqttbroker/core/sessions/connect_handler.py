@@ -24,12 +24,14 @@ from mqttbroker.codec.reason_codes import (
     BANNED,
     CLIENT_IDENTIFIER_NOT_VALID,
     CONTINUE_AUTHENTICATION,
+    IMPLEMENTATION_SPECIFIC_ERROR,
     PACKET_TOO_LARGE,
     PROTOCOL_ERROR,
     QUOTA_EXCEEDED,
     RE_AUTHENTICATE,
     RETAIN_NOT_SUPPORTED,
     SERVER_BUSY,
+    SERVER_UNAVAILABLE,
     SESSION_TAKEN_OVER,
     MQTTError,
     name,
@@ -376,6 +378,14 @@ class ConnectHandler(ConnectFlow):
         pending.settle()
         return True
 
+    def session_failed(self, session: Session) -> bool:
+        """The first page of a session cannot be read; False if no CONNECT waits for it."""
+        pending = self.clients.pending.get(session.client_id)
+        if pending is None:
+            return False
+        self.refuse(pending.connection, IMPLEMENTATION_SPECIFIC_ERROR, "the store failed")
+        return True
+
     def loaded(self, pending: PendingConnect) -> None:
         connection = pending.connection
         session = pending.session
@@ -434,6 +444,11 @@ class ConnectHandler(ConnectFlow):
         if connack:
             connection.send(connack)
         self.clients.close(connection, True, f"{name(reason_code)}: {detail}", username)
+
+    def refuse_all(self, detail: str) -> None:
+        """Refuse the clients that wait for the store."""
+        for pending in list(self.clients.pending.values()):
+            self.refuse(pending.connection, SERVER_UNAVAILABLE, detail)
 
 
 def _apply(packet: Connect, connection: Connection) -> None:
