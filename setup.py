@@ -99,7 +99,7 @@ PARTS = {
             "mqttbroker/core/delivery/deduplication.py",
             "mqttbroker/core/delivery/broker_messages.py",
             "mqttbroker/core/delivery/replay.py",
-            "mqttbroker/core/delivery/retained_shards.py",
+            "mqttbroker/core/delivery/cluster_port.py",
             "mqttbroker/core/streams/filter.py",
             "mqttbroker/core/streams/chunk.py",
             "mqttbroker/core/streams/chunk_reads.py",

@@ -178,9 +178,9 @@ class Journal:
     waits for the disk, in the gathering batch and with the writer.
     """
 
-    def __init__(self, gated: bool, next_message_id: int = 1, next_seq: int = 1) -> None:
+    def __init__(self, gated: bool, next_message_id: int = 1, next_seq: int = 1, gated_deliveries: bool = False) -> None:
         self.gated = gated
-        self.gated_deliveries = False
+        self.gated_deliveries = gated_deliveries
         self.next_message_id = next_message_id
         self.next_seq = next_seq
         self.counters = Counters()  # of the whole broker

@@ -13,15 +13,18 @@ from sessions.sorted_ids import SortedIds
 
 
 class Registry:
-    """All sessions of one broker. Times are Unix times in seconds."""
+    """All sessions of one broker. Times are Unix times in seconds.
 
-    def __init__(self, context: SessionContext, next_session_id: int = 1) -> None:
+    With ``has_cores`` sessions from the store may stand for those of another core of a cluster.
+    """
+
+    def __init__(self, context: SessionContext, next_session_id: int = 1, has_cores: bool = False) -> None:
         self.context = context
         self.sessions: dict[str, Session] = {}
         self.client_ids = SortedIds()  # the keys of `sessions`
         self.by_id: dict[int, Session] = {}  # persistent sessions by row id
         self.next_session_id = next_session_id
-        self.has_cores = False  # sessions may stand for those of another core of a cluster
+        self.has_cores = has_cores
         self._ends: list[tuple[float, str]] = []
 
     def __len__(self) -> int:

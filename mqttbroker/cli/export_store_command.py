@@ -106,6 +106,7 @@ async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Expor
     from mqttbroker.cluster.transfer.store_merge import merge_shards
     from mqttbroker.cluster.transfer.stream_export import StreamExport
     from mqttbroker.core.broker import Broker
+    from mqttbroker.core.delivery.cluster_port import ClusterPort
     from mqttbroker.server.assembly import build_broker, restore
     from sessions.store.interface import Recovered
     from sessions.store.salvage import set_stream_ends
@@ -124,8 +125,8 @@ async def _write(settings: Any, unfinished: Path, left_out: list[str]) -> _Expor
     async def prepare(shard: int, place: Path, log_start: int) -> None:
         await load_snapshot(snapshots, shard, cluster.log_topic, place, log_start)
 
-    def build(recovered: Recovered) -> Broker:
-        broker = build_broker(settings, recovered, security)
+    def build(recovered: Recovered, port: ClusterPort) -> Broker:
+        broker = build_broker(settings, recovered, security, port)
         restore(broker, recovered, time.time())
         return broker
 

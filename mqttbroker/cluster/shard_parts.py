@@ -31,6 +31,7 @@ from mqttbroker.cluster.links.server import (
 )
 from mqttbroker.cluster.log.records import ID_BYTES, Takeover
 from mqttbroker.cluster.nodes.core_control import CoreSetup, link_port
+from mqttbroker.cluster.other_shards import OtherShards
 from mqttbroker.cluster.retained.retained import RetainedMessages
 from mqttbroker.cluster.shard.ownership import State
 from mqttbroker.cluster.shard.snapshot_keeper import SnapshotKeeper
@@ -40,7 +41,6 @@ from mqttbroker.cluster.shards import Shards
 from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link import Link
 from mqttbroker.net.link_address import LinkAddress
@@ -91,6 +91,7 @@ class ShardCore:
     def __init__(self, setup: CoreSetup, shard: int, directory: Path, on_lost: Callable[[str], None]) -> None:
         settings, cluster = setup.settings, setup.settings.cluster
         self.shard = shard
+        self.cluster = OtherShards(shard, cluster.shards)
         self.owners: dict[int, LinkAddress] = {}
         self.nodes = 0  # in the cluster
         self.bus_lag = 0  # records of the other logs that are not routed
@@ -190,12 +191,6 @@ class ShardCore:
         return self.store.recover()
 
     def built(self, broker: Broker, scheduler: FlushScheduler) -> None:
-        broker.connect_handler.own_shard = OwnShard(self.shard, self._shards.count)
-        broker.journal.gated_deliveries = broker.journal.gated
-        broker.connect_handler.waits_for_wills = True
-        broker.lifecycle.paused = True
-        broker.router.clustered = True  # before any message is published
-        broker.stream_subscriptions.unavailable = "not available in a cluster: read the stream's topic in Kafka"
         links = self._links = Links(
             link_endpoint(scheduler, defect, self._settings.longest_packet),
             self.shard,
@@ -204,11 +199,12 @@ class ShardCore:
             lambda address, hello, protocol: connect_link(address, self._tls, hello, protocol),
             self._settings.cluster.session_timeout,
             self._settings.cluster.link_buffer,
+            self.cluster,
         )
         retained = self._retained = RetainedMessages(
             broker, self._shards, self.shard, links, self._position, lambda: self.store.own_end, self._find_ends
         )
-        links.user = retained
+        self.cluster.join_links(links, retained)
 
     def _hello(self, shard: int) -> Hello:
         setup = self._setup
@@ -238,13 +234,14 @@ class ShardCore:
         receiver = Receiver(broker, self.shard, self._shards.count, self._retained, self._on_lost)
         bus = self._bus = Bus(broker, self.shard, self._shards.count, self.store.marks, receiver, self._taken)
         barrier = Barrier(bus, broker, links.announce, self._find_ends)
+        self.cluster.join_bus(barrier)
         reading = asyncio.Event()
         self.store.run_on_log(partial(self._run_feed, loop, bus, receiver.failed, reading))
         await reading.wait()
         caught_up = asyncio.Event()
         barrier.catch_up(caught_up.set)
         await caught_up.wait()
-        broker.lifecycle.paused = False
+        broker.lifecycle.resume()
         keeper = self._keeper
         if keeper is not None:
             self.store.run_on_log(lambda _: keeper.run())

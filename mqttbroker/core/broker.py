@@ -15,6 +15,7 @@ from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.commits import Commits
 from mqttbroker.core.delivery.broker_messages import BrokerMessages
+from mqttbroker.core.delivery.cluster_port import NO_STREAMS, ClusterPort
 from mqttbroker.core.delivery.deduplication import Deduplication
 from mqttbroker.core.delivery.publisher import Publisher
 from mqttbroker.core.delivery.replay import Replays, RetainedSources
@@ -47,7 +48,7 @@ SWEEP_ROUTES: Final = 4000  # cached routes and targets visited in one tick
 
 
 class Broker:
-    """The components of one broker."""
+    """The components of one broker; ``cluster`` is the port to the other shards, None on a single broker."""
 
     def __init__(
         self,
@@ -60,8 +61,10 @@ class Broker:
         bans: Bans,
         producers: Producers,
         queues: list[QueueRule],
+        cluster: ClusterPort | None,
     ) -> None:
         journal = context.journal
+        self.cluster = cluster
         self.context = context
         self.journal: Journal = journal
         self.registry = registry
@@ -78,10 +81,10 @@ class Broker:
         self.memory_stage = MemoryStage()
         self.turns = Turns(outbound)
         self.publisher = Publisher(
-            context, router, self.retained, outbound, rules, self.deduplication, terms, self.memory_stage, self.turns
+            context, router, self.retained, outbound, rules, self.deduplication, terms, self.memory_stage, self.turns, cluster
         )
         self.messages = BrokerMessages(context, self.publisher, self.turns)
-        self.replays = Replays(RetainedSources(self.retained), rules, outbound.counters)
+        self.replays = Replays(RetainedSources(self.retained) if cluster is None else cluster, rules, outbound.counters)
         self.chunk_reads = ChunkReads(terms)
         self.stream_consumers = StreamConsumers(self.chunk_reads, outbound)
         self.stored_readers = StoredReaders(journal)
@@ -109,9 +112,10 @@ class Broker:
             self.stored_readers,
             self.stream_groups,
             self.work_queues,
+            "" if cluster is None else NO_STREAMS,
         )
         self.subscriptions = Subscriptions(
-            context, router, self.replays, terms, rules, self.memory_stage, self.turns, self.stream_subscriptions
+            context, router, self.replays, terms, rules, self.memory_stage, self.turns, self.stream_subscriptions, cluster
         )
         self.users = Users(registry, terms, outbound.counters)
         self.lifecycle = SessionLifecycle(
@@ -124,6 +128,7 @@ class Broker:
             self.turns,
             outbound.clock,
             self.users,
+            paused=cluster is not None,
         )
         self.clients = Clients(registry, self.lifecycle, terms, self.users, self.turns)
         self.connect_handler = ConnectHandler(
@@ -139,6 +144,7 @@ class Broker:
             rules,
             bans,
             self.memory_stage,
+            cluster,
         )
         self.commits = Commits(journal, registry, self.clients, self.connect_handler, outbound, rules, self.turns)
         self.expiry = Expiry(registry)

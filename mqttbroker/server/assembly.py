@@ -19,6 +19,7 @@ from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.core.access.policy import Permissions
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.outbox import Outbound
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.wills import load_will
 from mqttbroker.core.routing.groups import HashTopic, LeastLoaded, RandomMember, RoundRobin, Strategy
 from mqttbroker.core.routing.route import StreamRule
@@ -137,21 +138,23 @@ def bridge_terms(settings: Settings) -> ListenerTerms:
     return terms
 
 
-def build_broker(settings: Settings, recovered: Recovered, security: Security | None = None) -> Broker:
-    """The broker core for these settings; without ``security`` it reads the files that they name."""
+def build_broker(settings: Settings, recovered: Recovered, security: Security | None = None, cluster: ClusterPort | None = None) -> Broker:
+    """The broker core for these settings; without ``security`` it reads the files that they name. ``cluster`` is that of a shard's core."""
     if security is None:
         security = Security(settings)
     if any(row.permissions is not None for row in recovered.sessions):
         security.rules.restrictive = True
     limits = settings.limits
-    journal = Journal(settings.durability == "commit", recovered.next_message_id, recovered.next_seq)
+    clustered = cluster is not None
+    gated = settings.durability == "commit"
+    journal = Journal(gated, recovered.next_message_id, recovered.next_seq, gated and clustered)
     context = SessionContext(journal, fill(SessionLimits(), limits))
     context.clock.now = time.time_ns() // 1000
     context.backpressure_monitor.max_pause = limits.backpressure_wait
     terms = fill(BrokerTerms(), limits, settings)
     return Broker(
         context,
-        Registry(context, recovered.next_session_id),
+        Registry(context, recovered.next_session_id, clustered),
         Router(
             limits.route_cache_size,
             limits.route_cache_bytes,
@@ -159,6 +162,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Security | 
             limits.max_topic_length,
             [stream_rule(stream) for stream in settings.streams],
             STRATEGIES[settings.shared_subscription_strategy](),
+            clustered,
         ),
         Outbound(
             context,
@@ -176,6 +180,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Security | 
             QueueRule(queue.name, queue.source, queue.lease, queue.max_deliveries, queue.dead_letter or "", queue.allow_publish)
             for queue in settings.queues
         ],
+        cluster,
     )
 
 

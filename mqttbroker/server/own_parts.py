@@ -27,6 +27,7 @@ class OwnParts:
     """The `BrokerParts` of a broker with these settings. Its listeners use the sockets of ``passed`` that have their addresses."""
 
     clustered = False
+    cluster = None
 
     def __init__(self, settings: Settings, passed: PassedSockets) -> None:
         self.definitions = created_definitions(settings)

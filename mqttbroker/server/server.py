@@ -54,6 +54,7 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.access.policy import AllowAll, AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.logs.output import close
 from mqttbroker.net.flush import FlushScheduler
@@ -119,6 +120,10 @@ class BrokerParts(Protocol):
 
     @property
     def store(self) -> Store: ...
+
+    @property
+    def cluster(self) -> ClusterPort | None:
+        """The port of the core to the other shards."""
 
     @property
     def repaired(self) -> str:
@@ -197,7 +202,7 @@ class Server:
         restrict(self.settings.data_dir, self.settings.data_mode)
         base = self.process_memory.resident()
         recovered = self.parts.recover()
-        self.broker = build_broker(self.settings, recovered, self.security)
+        self.broker = build_broker(self.settings, recovered, self.security, self.parts.cluster)
         self.salvage = SalvageReport(self.settings.data_dir, self.parts.repaired)
         for path in self.salvage.files:
             log.warning("event=damaged_file_kept file=%s", path)

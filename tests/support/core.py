@@ -28,6 +28,7 @@ from mqttbroker.core.access.policy import (
 )
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.client_wire import ClientWire
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.packets.packet_reader import PacketReader
 from mqttbroker.core.packets.protocol import Protocol
 from mqttbroker.server.assembly import build_broker, listener_terms, restore
@@ -79,7 +80,7 @@ class Core:
         recovered = self.store.recover()
         security = Security(self.settings)
         self.policy: AuthenticationPolicy = security.policy
-        self.broker: Broker = build_broker(self.settings, recovered, security)
+        self.broker: Broker = build_broker(self.settings, recovered, security, self.port())
         self._set_clock()
         self.assembled()
         restore(self.broker, recovered, self.seconds)
@@ -89,6 +90,10 @@ class Core:
         self.store.start(lambda *answer: self.answers.put(answer), lambda *read: self.reads.put(read))
         self.clients: list[CoreClient] = []
         self.taken: WriteSet | None = None
+
+    def port(self) -> ClusterPort | None:
+        """The port of the next broker to its cluster; for subclasses."""
+        return None
 
     def assembled(self) -> None:
         """Called with the new broker before rows are restored; for subclasses."""

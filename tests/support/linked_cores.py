@@ -33,6 +33,7 @@ from mqttbroker.server.assembly import build_broker, listener_terms, restore
 from sessions.rows import MarkRow
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
+from support.partial_port import PartialPort
 from support.patience import PATIENCE
 from support.raw_client import RawClient
 
@@ -55,10 +56,12 @@ class LinkedCore:
         directory.mkdir(exist_ok=True)
         self.store = SqliteStore(directory / "core.db", "commit", None, apply_interval=0.01)
         recovered = self.store.recover()
-        self.broker = build_broker(cores.settings, recovered)
+        self.port = PartialPort()
+        self.broker = self.port.broker = build_broker(cores.settings, recovered, cluster=self.port)
+        self.broker.lifecycle.resume()
         self.broker.outbound.clock.monotonic = loop.time()
         self.scheduler = FlushScheduler(self.broker, loop, self._submit, True)
-        self.links = Links(
+        self.links = self.port._links = Links(
             link_endpoint(self.scheduler, self.defects.append, cores.settings.longest_packet),
             shard,
             cores.count,
@@ -66,6 +69,7 @@ class LinkedCore:
             cores.connect,
             cores.timeout,
             cores.buffer,
+            self.port,
         )
         self.scheduler.update_clock()
         restore(self.broker, recovered, time.time())
@@ -77,7 +81,7 @@ class LinkedCore:
             LocalReceiver(self.broker, shard, cores.count),
             lambda log, size: None,
         )
-        Barrier(self.bus, self.broker, self.links.announce, lambda done: done(cores.ends(shard)))
+        self.port.join_bus(Barrier(self.bus, self.broker, self.links.announce, lambda done: done(cores.ends(shard))))
         self.store.start(
             lambda write_set, error: loop.call_soon_threadsafe(self._answered, write_set, error),
             lambda write_set, pages: loop.call_soon_threadsafe(self._read_done, write_set, pages),

@@ -26,6 +26,7 @@ from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
 from mqttbroker.server.assembly import build_broker, restore
 from support.core import Core, CoreClient
+from support.partial_port import PartialPort
 
 CLUSTER = b"cluster1"
 
@@ -81,8 +82,9 @@ class ShardCore(Core):
         recovered = self.tables.recover()
         security = Security(self.settings)
         self.policy = security.policy
-        self.broker = build_broker(self.settings, recovered, security)
-        self.broker.journal.gated_deliveries = True
+        port = PartialPort()
+        self.broker = port.broker = build_broker(self.settings, recovered, security, port)
+        self.broker.lifecycle.resume()
         self._set_clock()
         restore(self.broker, recovered, self.seconds)
         marks = self.tables.marks
@@ -90,6 +92,7 @@ class ShardCore(Core):
         self.bus = Bus(self.broker, shard, self.shards.count, marks, receiver, lambda log, size: None)
         self.asked_ends: list[Callable[[dict[int, int]], object]] = []
         self.barrier = Barrier(self.bus, self.broker, lambda filters, done: done(), self.asked_ends.append)
+        port.join_bus(self.barrier)
         self.feeds = {log: FeedBatches(shard, marks.get(log, first_mark(log)), CLUSTER) for log in range(self.shards.count) if log != shard}
         self.next = {log: marks.get(log, first_mark(log)).offset for log in self.feeds}
         self.control = BrokerControl(self.broker, lambda: self.seconds)

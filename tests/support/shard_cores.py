@@ -18,6 +18,7 @@ from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
 from sessions.rows import MarkRow
 from support.core import Core
+from support.partial_port import PartialPort
 
 
 class ShardCores:
@@ -107,10 +108,14 @@ class ShardCore(Core):
         self.marks: dict[int, MarkRow] = {}  # as committed
         super().__init__(directory, **limits)
 
+    def port(self) -> PartialPort:
+        self._port = PartialPort()
+        return self._port
+
     def assembled(self) -> None:
         self.fed = {number: mark.offset for number, mark in self.marks.items()}
-        self.broker.journal.gated_deliveries = True
-        self.broker.connect_handler.waits_for_wills = True
+        self._port.broker = self.broker
+        self.broker.lifecycle.resume()
         self.messages = RetainedMessages(
             self.broker,
             self.cluster.shards,
@@ -120,6 +125,7 @@ class ShardCore(Core):
             lambda: len(self.records),
             lambda done: done({shard: len(log) for shard, log in enumerate(self.cluster.logs) if shard != self.shard}),
         )
+        self._port._retained = self.messages
         self.bus = Bus(self.broker, self.shard, self.cluster.shards.count, dict(self.marks), _Receiver(self), lambda log, size: None)
 
     def after_retained(self, done: Callable[[], object]) -> None:

@@ -21,7 +21,6 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.outgoing import Outgoing
 from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.delivery.turns import LongWork
-from mqttbroker.core.sessions.subscriptions import SubscribeBarrier
 from sessions.journal import IN_ANOTHER_LOG
 from sessions.message import Message
 from sessions.rows import MarkRow
@@ -170,8 +169,6 @@ class Bus(LongWork):
         for number in range(shards):
             if number != shard:
                 self._logs[number] = _Log(marks.get(number, first_mark(number)))
-        broker.router.clustered = True
-        broker.router.invalidate_all()
 
     @property
     def marks(self) -> list[MarkRow]:
@@ -406,7 +403,7 @@ class _Waiting:
         self.done = done
 
 
-class Barrier(SubscribeBarrier):
+class Barrier(LongWork):
     """Has SUBSCRIBEs wait until the other shards know their filters, and the bus has routed all that is older.
 
     So nothing that was acknowledged before a SUBSCRIBE reaches it, and everything that is published after its SUBACK does.
@@ -432,9 +429,9 @@ class Barrier(SubscribeBarrier):
         self._found = False
         self._open = False  # those in `_passing` may subscribe
         bus.on_stopped = self._check
-        broker.subscriptions.barrier = self
 
     def wait(self, work: LongWork, session: Session, filters: list[str]) -> None:
+        """Do the work, which adds subscriptions to these filters, as soon as every shard is ready for them."""
         self._waiting.append(_Waiting(work, session.id != 0, filters, None))
         self._begin()
 

@@ -20,10 +20,8 @@ from mqttbroker.cluster.links.peer import SHARE, Announcement, Peer, local_state
 from mqttbroker.cluster.links.server import CORE, Hello, LinkRefused
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.client.outgoing import Outgoing
-from mqttbroker.core.delivery.publisher import SharedLink
 from mqttbroker.core.packets.core_link import LinkHandler
 from mqttbroker.core.routing.groups import Group, LeastLoaded
-from mqttbroker.core.sessions.subscriptions import FilterObserver
 from mqttbroker.core.streams.filter import reads_stream
 from mqttbroker.core.terms.terms import ListenerTerms
 from mqttbroker.net.flush import FlushScheduler
@@ -47,7 +45,7 @@ LONGEST_WAIT: Final = 1.0
 
 
 class LinkUser(Protocol):
-    """Others that send messages over the links, such as `mqttbroker.cluster.retained.retained.RetainedMessages`."""
+    """Others that send messages over the links, such as `mqttbroker.cluster.other_shards.OtherShards`."""
 
     def handle(self, shard: int, topic: str, payload: bytes) -> bool:
         """Take a message of the core of a shard; false if it is not for this."""
@@ -57,6 +55,9 @@ class LinkUser(Protocol):
 
     def link_down(self, shard: int) -> None:
         """The link to the core of a shard is lost."""
+
+    def all_in_log(self) -> bool:
+        """Whether all messages with RETAIN that were published here and belong to other cores are in this core's log."""
 
 
 class LocalFilters:
@@ -147,29 +148,6 @@ def _decrement(counts: dict[str, int], key: str) -> bool:
     return count > 0
 
 
-class _Observer(FilterObserver):
-    def __init__(self, filters: LocalFilters, announced: Announced) -> None:
-        self._filters = filters
-        self._announced = announced
-
-    def added(self, topic_filter: str) -> None:
-        if is_told(topic_filter):
-            self._filters.add(topic_filter)
-            self._announced.subscribed(topic_filter)
-
-    def removed(self, topic_filter: str) -> None:
-        if is_told(topic_filter):
-            self._filters.remove(topic_filter)
-
-
-class _SharedLink(SharedLink):
-    def __init__(self, peers: Mapping[int, Peer]) -> None:
-        self._peers = peers
-
-    def send_shared(self, shard: int, group: Group, outgoing: Outgoing) -> None:
-        self._peers[shard].send_shared(f"{group.name}/{group.topic_filter}", outgoing)
-
-
 def link_endpoint(scheduler: FlushScheduler, on_error: Callable[[Any], None], longest_packet: int) -> Endpoint:
     """The endpoint of the links' wires: no limit of a listener is for them. ``longest_packet`` is that of all clients, in bytes."""
     terms = ListenerTerms()
@@ -197,10 +175,11 @@ class Links:
         connect: Callable[[LinkAddress, Hello, Any], Any],
         timeout: float,
         buffer: int,
+        user: LinkUser,
     ) -> None:
         broker = endpoint.scheduler.broker
         self.broker = broker
-        self.user: LinkUser | None = None
+        self._user = user
         self._endpoint = endpoint
         self._loop = endpoint.scheduler.loop
         self._own = own
@@ -223,9 +202,6 @@ class Links:
         self._counts_load = isinstance(broker.router.strategy, LeastLoaded)
         self._ping_at = 0.0
         self._timer: Any = None
-        broker.registry.has_cores = True
-        broker.subscriptions.filters = _Observer(self._filters, self._announced)
-        broker.publisher.shared_link = _SharedLink(self._peers)
         self._timer = self._loop.call_later(TICK, self._tick)
 
     # -- interface ------------------------------------------------------------------
@@ -258,6 +234,21 @@ class Links:
         """Tell all cores of filters that somebody is about to subscribe to; ``done`` is called when those with a link have them."""
         self._announced.add([each for each in filters if is_told(each)], self._loop.time())
         self._wait_for_peers(done)
+
+    def filter_added(self, topic_filter: str) -> None:
+        """A session has one more subscription, to this full filter, and the router knows it."""
+        if is_told(topic_filter):
+            self._filters.add(topic_filter)
+            self._announced.subscribed(topic_filter)
+
+    def filter_removed(self, topic_filter: str) -> None:
+        """A session has one less."""
+        if is_told(topic_filter):
+            self._filters.remove(topic_filter)
+
+    def send_shared(self, shard: int, group: Group, outgoing: Outgoing) -> None:
+        """Send the core of a shard a message at QoS 0 for a member of a shared subscription, or drop it."""
+        self._peers[shard].send_shared(f"{group.name}/{group.topic_filter}", outgoing)
 
     def after_retained(self, done: Callable[[], object]) -> None:
         """Call ``done`` when all messages with RETAIN that were published on other cores before are in their logs, and those at QoS 0 that
@@ -334,8 +325,11 @@ class Links:
             self._loop.call_soon(self._flush)
 
     def peer_message(self, shard: int, topic: str, payload: bytes) -> None:
-        if self.user is None or not self.user.handle(shard, topic, payload):
+        if not self._user.handle(shard, topic, payload):
             log.warning("event=link_message_dropped shard=%d topic=%s", shard, topic)
+
+    def all_in_log(self) -> bool:
+        return self._user.all_in_log()
 
     def peer_synchronized(self) -> None:
         if not self.missing:
@@ -419,8 +413,7 @@ class Links:
         wire.reader.protocol.use_publish_handler(LinkHandler(self.broker, wire.connection, peer))
         peer.up(wire.connection)
         log.info("event=link_up shard=%d address=%s", shard, wire.connection.peer)
-        if self.user is not None:
-            self.user.link_up()
+        self._user.link_up()
 
     def closed(self, link: _Link, shard: int) -> None:
         """A link is lost, or was replaced before."""
@@ -431,8 +424,7 @@ class Links:
         del self._links[shard]
         self._peers[shard].down()
         log.info("event=link_down shard=%d", shard)
-        if self.user is not None:
-            self.user.link_down(shard)
+        self._user.link_down(shard)
 
     @property
     def endpoint(self) -> Endpoint:

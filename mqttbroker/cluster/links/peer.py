@@ -32,7 +32,7 @@ from mqttbroker.codec.reason_codes import PROTOCOL_ERROR, MQTTError
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.client.outgoing import Outgoing
-from mqttbroker.core.delivery.retained_shards import CommitGate
+from mqttbroker.core.delivery.cluster_port import CommitGate
 from mqttbroker.core.packets.core_link import LinkReceiver, open_link, shared_packet
 from mqttbroker.core.routing.groups import Group, RemoteMember
 from mqttbroker.core.sessions.subscriptions import subscription_memory
@@ -97,6 +97,9 @@ class PeerOwner(Protocol):
 
     def peer_message(self, shard: int, topic: str, payload: bytes) -> None:
         """A message of the core of a shard that is not for its peer here."""
+
+    def all_in_log(self) -> bool:
+        """`LinkUser.all_in_log`."""
 
     def peer_synchronized(self) -> None:
         """`Peer.synchronized` has become true."""
@@ -298,8 +301,7 @@ class Peer(LinkReceiver):
         for change in update.changes:
             stored = self._apply(change) or stored
         number, connection = update.number, self.connection
-        retained = self._broker.publisher.retained_shards
-        waits = stored or (retained is not None and not retained.all_in_log())
+        waits = stored or not self._owner.all_in_log()
         if not waits or not journal.gated:
             self._say(Done(number))
             return

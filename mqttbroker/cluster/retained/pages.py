@@ -16,7 +16,7 @@ import msgspec
 
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.delivery.retained_shards import CommitGate
+from mqttbroker.core.delivery.cluster_port import CommitGate
 from mqttbroker.core.delivery.turns import LongWork
 from sessions.message import Message
 from sessions.retained import SortedScan

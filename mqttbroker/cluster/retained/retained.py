@@ -30,7 +30,7 @@ class Links(Protocol):
 class RetainedMessages:
     """The retained messages of the topics of the shard ``own``, and the way to those of the others.
 
-    To be made before the stored rows are restored. ``position(shard)`` is the offset up to which the bus has routed the log
+    To be made before the stored rows are restored. ``view`` opens those of all shards, and ``writer`` takes those that are published. ``position(shard)`` is the offset up to which the bus has routed the log
     of another shard, ``own_end()`` the one behind the last committed record of the own log; ``find_ends(done)`` looks for the ends of
     all logs of other shards, and gives them to ``done`` by log.
     """
@@ -48,7 +48,7 @@ class RetainedMessages:
         def positions() -> dict[int, int]:
             return {shard: own_end() if shard == own else position(shard) for shard in range(shards.count)}
 
-        self._view = RetainedView(
+        self.view = RetainedView(
             broker,
             shards,
             own,
@@ -58,18 +58,16 @@ class RetainedMessages:
             lambda shard, body: links.send(shard, REQUEST, body),
         )
         self._pages = RetainedPages(broker, shards, own, position, own_end, lambda shard, body: links.send(shard, ANSWER, body))
-        self._shards = ClusterRetained(broker, shards, own, own_end, self._view.changed)
+        self.writer = ClusterRetained(broker, shards, own, own_end, self.view.changed)
         broker.retained.keep_sorted()
-        broker.replays.sources = self._view
-        broker.publisher.retained_shards = self._shards
 
     def _uncommitted(self) -> bool:
-        return self._shards.uncommitted > 0
+        return self.writer.uncommitted > 0
 
     @property
     def waiting(self) -> int:
         """The number of messages that were published here and that other cores have not stored yet."""
-        return self._shards.waiting
+        return self.writer.waiting
 
     # -- for the bus ----------------------------------------------------------------
 
@@ -79,11 +77,11 @@ class RetainedMessages:
         True if it belongs here: then the position behind it is to be stored in the same commit, also if that has no other
         change, because its publisher waits for it.
         """
-        return self._shards.received(message)
+        return self.writer.received(message)
 
     def marked(self, shard: int, end: int) -> None:
         """A valid record of another shard's log says that its core has routed this core's log up to the offset ``end``."""
-        self._shards.marked(shard, end)
+        self.writer.marked(shard, end)
 
     # -- for the links ----------------------------------------------------------------
 
@@ -92,15 +90,15 @@ class RetainedMessages:
         if topic == REQUEST:
             self._pages.asked(shard, payload)
         elif topic == ANSWER:
-            self._view.answered(shard, payload)
+            self.view.answered(shard, payload)
         else:
             return False
         return True
 
     def link_up(self) -> None:
         """There is a link to one more core, over which requests may be sent."""
-        self._view.link_up()
+        self.view.link_up()
 
     def link_down(self, shard: int) -> None:
         """The link to the core of a shard is lost."""
-        self._view.link_down(shard)
+        self.view.link_down(shard)

@@ -15,7 +15,7 @@ from typing import Final
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.acknowledgements import AckGate
-from mqttbroker.core.delivery.retained_shards import CommitGate, RetainedShards
+from mqttbroker.core.delivery.cluster_port import CommitGate
 from sessions.journal import Gate
 from sessions.message import Message
 
@@ -23,7 +23,12 @@ LOCAL_ROOT: Final = "$SYS/"  # of topics that each core has for itself
 PURGE_FROM: Final = 10_000  # waiting messages for a shard
 
 
-class ClusterRetained(RetainedShards):
+def keeper(topic: str, shards: Shards, own: int) -> int:
+    """The shard that keeps the topic's retained message, for the core of the shard ``own``."""
+    return own if topic.startswith(LOCAL_ROOT) else shards.of_text(topic)
+
+
+class ClusterRetained:
     """Sets retained messages, or waits for the cores that do.
 
     ``own_end`` returns the offset behind the last committed record of the own log; ``changed`` is called with the topic of each
@@ -42,10 +47,11 @@ class ClusterRetained(RetainedShards):
         self._purge_at: dict[int, int] = {}  # by shard: the length at which they are purged
 
     def kept_here(self, topic: str) -> bool:
+        """Whether this core keeps the topic's retained message."""
         return self._shard_of(topic) == self._own
 
     def _shard_of(self, topic: str) -> int:
-        return self._own if topic.startswith(LOCAL_ROOT) else self._shards.of_text(topic)
+        return keeper(topic, self._shards, self._own)
 
     @property
     def waiting(self) -> int:
@@ -55,6 +61,7 @@ class ClusterRetained(RetainedShards):
     # -- messages that were published on this core ---------------------------------
 
     def published(self, message: Message, gate: Gate | None) -> None:
+        """A message with RETAIN was published on this core; ``gate`` opens when the core that keeps it has stored it."""
         shard = self._shard_of(message.topic)
         if shard == self._own:
             self._broker.retained.set(message, False, gate)
@@ -66,10 +73,12 @@ class ClusterRetained(RetainedShards):
         self._broker.journal.wait_for_commit(CommitGate(partial(self._committed, shard, gate)))
 
     def linked(self, topic: str) -> None:
+        """A message with RETAIN came over a link, and goes to the subscribers of this core."""
         if not self.kept_here(topic):
             self._changed(topic)
 
     def all_in_log(self) -> bool:
+        """Whether all messages that were published here and belong to other cores are in this core's log."""
         return self.uncommitted == 0
 
     def _committed(self, shard: int, gate: Gate | None, failed: bool) -> None:

@@ -19,8 +19,8 @@ from mqttbroker.cluster.retained.pages import PageRequest, RetainedPage, decode_
 from mqttbroker.cluster.retained.shards import LOCAL_ROOT
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.delivery.cluster_port import CommitGate
 from mqttbroker.core.delivery.replay import ReplaySource, ReplaySources
-from mqttbroker.core.delivery.retained_shards import CommitGate
 from mqttbroker.core.delivery.turns import LongWork
 from sessions.message import Message
 from sessions.retained import RetainedScan

@@ -17,12 +17,18 @@ from mqttbroker.cluster.kafka.log import KafkaLog, LogFailure
 from mqttbroker.cluster.log.body import encode_body
 from mqttbroker.cluster.log.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.cluster.log.view import VALID, LogView
-from mqttbroker.cluster.retained.shards import ClusterRetained
+from mqttbroker.cluster.retained.shards import ClusterRetained, keeper
 from mqttbroker.cluster.shard.tables import DATABASE, ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.client.outgoing import Outgoing
+from mqttbroker.core.delivery.cluster_port import ClusterPort
+from mqttbroker.core.delivery.replay import ReplaySource
+from mqttbroker.core.delivery.turns import LongWork
+from mqttbroker.core.routing.groups import Group
+from sessions.journal import Gate
 from sessions.message import Message
-from sessions.session import CORE_PREFIX
+from sessions.session import CORE_PREFIX, Session
 from sessions.store.interface import Recovered
 from sessions.write_set import WriteSet
 
@@ -31,8 +37,8 @@ STALLED: Final = 30.0  # seconds without a record, after which Kafka is given up
 LOOK_INTERVAL: Final = 0.02  # seconds between two looks how far the logs are read
 BUS_BACKLOG: Final = 67_108_864  # bytes of records that wait to be routed, beyond which they are routed before others are read
 
-BuildBroker = Callable[[Recovered], Broker]
-"""Makes a broker with these rows."""
+BuildBroker = Callable[[Recovered, ClusterPort], Broker]
+"""Makes the core of a shard with these rows."""
 
 Prepare = Callable[[int, Path, int], Awaitable[None]]
 """Puts a snapshot of a shard into a directory if the log, which begins at this offset, needs one."""
@@ -165,7 +171,7 @@ class OfflineShards:
         core = self._cores.get(shard)
         if core is None:
             tables, view = self._tables[shard], self._views[shard]
-            broker = self._build(_without_cores(tables.recover()))
+            broker = self._build(_without_cores(tables.recover()), _NoOthers(shard, self._shards))
             core = self._cores[shard] = _OfflineCore(self, shard, self._shards, tables, view, broker)
         return core
 
@@ -243,6 +249,38 @@ def _without_cores(recovered: Recovered) -> Recovered:
     )
 
 
+class _NoOthers(ClusterPort):
+    """The other shards of a core without clients: there is nobody to ask."""
+
+    def __init__(self, shard: int, shards: Shards) -> None:
+        super().__init__(shard, shards.count)
+        self._shards = shards
+
+    def filter_added(self, topic_filter: str) -> None:
+        """Messages at QoS 0 are not kept."""
+
+    def filter_removed(self, topic_filter: str) -> None:
+        """Messages at QoS 0 are not kept."""
+
+    def retains(self, topic: str) -> bool:
+        return keeper(topic, self._shards, self.shard) == self.shard
+
+    def subscribe(self, work: LongWork, session: Session, filters: list[str]) -> None:
+        raise AssertionError("no client subscribes")
+
+    def send_shared(self, shard: int, group: Group, outgoing: Outgoing) -> None:
+        """Messages at QoS 0 are not kept."""
+
+    def retain(self, message: Message, gate: Gate | None) -> None:
+        raise AssertionError("no client publishes")
+
+    def linked(self, topic: str) -> None:
+        raise AssertionError("there is no link")
+
+    def open(self, topic_filter: str) -> ReplaySource:
+        raise AssertionError("no client subscribes")
+
+
 class _OfflineCore:
     """The broker of one shard, which routes and has no clients."""
 
@@ -251,7 +289,7 @@ class _OfflineCore:
         self.waiting: list[BusRecord] = []
         self._tables = tables
         self._state = view.state
-        retained = broker.publisher.retained_shards = ClusterRetained(broker, shards, shard, lambda: 0, lambda topic: None)
+        retained = ClusterRetained(broker, shards, shard, lambda: 0, lambda topic: None)
         receiver = _Receiver(owner, broker, shard, shards.count, retained)
         self.bus = Bus(broker, shard, shards.count, tables.marks, receiver, lambda log, size: None)
 

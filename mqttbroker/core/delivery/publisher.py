@@ -7,19 +7,16 @@ QoS than it was granted [MQTT-3.8.4-8].
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from typing import Final, cast
 from zlib import crc32
-
-from mypy_extensions import mypyc_attr
 
 from mqttbroker.codec.properties import user_property
 from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.outbox import Outbound
 from mqttbroker.core.client.outgoing import Outgoing
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.deduplication import Deduplication
 from mqttbroker.core.delivery.fan_out import FanOut, deliver
-from mqttbroker.core.delivery.retained_shards import RetainedShards
 from mqttbroker.core.delivery.turns import LongWork, Turns
 from mqttbroker.core.routing.groups import Group, Member, RemoteMember
 from mqttbroker.core.routing.route import Route, StreamSink
@@ -40,15 +37,6 @@ PASS_ON_WORK: Final = 4  # of one of them
 MEMBERS_PER_WORK: Final = 16  # of a shared subscription, of which one is chosen
 
 
-@mypyc_attr(allow_interpreted_subclasses=True)
-class SharedLink:
-    """The way to members of shared subscriptions on other cores of a cluster, at QoS 0."""
-
-    @abstractmethod
-    def send_shared(self, shard: int, group: Group, outgoing: Outgoing) -> None:
-        """Send a message to the core of a shard, which gives it to a member; or drop it."""
-
-
 class Publisher:
     """Hands messages to sessions, shared subscriptions, streams and the retained messages."""
 
@@ -63,6 +51,7 @@ class Publisher:
         terms: BrokerTerms,
         memory: MemoryStage,
         turns: Turns,
+        cluster: ClusterPort | None,
     ) -> None:
         self.terms = terms
         self.memory = memory
@@ -75,8 +64,7 @@ class Publisher:
         self.deduplication = deduplication
         self.turns = turns
         self.fan_out = FanOut(self.journal, turns)
-        self.retained_shards: RetainedShards | None = None  # in a cluster
-        self.shared_link: SharedLink | None = None  # in a cluster
+        self.cluster = cluster
 
     def publish(self, outgoing: Outgoing, route: Route, publisher: Session | None, gate: Gate | None) -> None:
         """Hand a message to all recipients of its route; ``gate`` opens when all entries and records are stored.
@@ -106,11 +94,11 @@ class Publisher:
             if gate is not None:
                 self.journal.wait_for_commit(gate)
         if message.retain and not route.to_queue:
-            shards = self.retained_shards
-            if shards is None:
+            cluster = self.cluster
+            if cluster is None:
                 self.retained.set(message, False, gate)
             else:
-                shards.published(message, gate)
+                cluster.retain(message, gate)
 
     def distribute(self, outgoing: Outgoing, route: Route, publisher: Session | None, gate: Gate | None) -> None:
         """Hand a message to the targets of its route; if that is `large`, only while `fan_out` is done."""
@@ -134,8 +122,8 @@ class Publisher:
             return
         shard = cast(RemoteMember, member).shard
         if outgoing.message.qos == 0:
-            if self.shared_link is not None:
-                self.shared_link.send_shared(shard, group, outgoing)
+            if self.cluster is not None:
+                self.cluster.send_shared(shard, group, outgoing)
             return
         # In the log: the other core stores it with the position behind it, so that it is given to one member once.
         self.journal.append_to_stream(group.full_name, shard, outgoing.message)
@@ -166,7 +154,7 @@ class Publisher:
 
     def retained_full(self, topic: str, size: int) -> bool:
         """Whether retaining a message of ``size`` bytes would exceed a limit of this core."""
-        if self.retained_shards is not None and not self.retained_shards.kept_here(topic):
+        if self.cluster is not None and not self.cluster.retains(topic):
             return False
         retained = self.retained
         old = retained.get(topic)

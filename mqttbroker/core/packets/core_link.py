@@ -120,9 +120,9 @@ class LinkHandler(PublishHandler):
             fan_out.wait(self.connection)
             return False
         message = self._message(route, payload, first, properties)
-        retained_shards = self.broker.publisher.retained_shards
-        if message.retain and retained_shards is not None:
-            retained_shards.linked(message.topic)
+        cluster = self.broker.cluster
+        if message.retain and cluster is not None:
+            cluster.linked(message.topic)
         outgoing = Outgoing(route.topic_bytes, message, message.timestamp)
         if route.large:
             fan_out.begin(outgoing, route.targets, None, None)

@@ -110,6 +110,7 @@ class Router:
         max_length: int,
         streams: list[StreamRule],
         strategy: Strategy,
+        clustered: bool = False,
     ) -> None:
         self.cache: dict[bytes, Route] = {}
         self.cache_size = cache_size
@@ -130,7 +131,7 @@ class Router:
         self._to_sweep: list[bytes] = []  # topics of cached routes that may name ended sessions
         self._sessions_ended = False  # since `_to_sweep` was filled
         self.streams: list[StreamRule] = []
-        self.clustered = False  # routes are `Route.logged`
+        self.clustered = clustered  # routes are `Route.logged`
         self.queues: dict[str, str] = {}  # the streams of the queues that clients may publish to, by name
         self._sweep_budget = 0  # less than 0 after a visit to a long route
         self._stream_trie = SubscriptionTrie()

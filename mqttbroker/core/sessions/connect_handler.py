@@ -40,6 +40,7 @@ from mqttbroker.core.access.bans import Bans
 from mqttbroker.core.access.policy import BAN_IN_FORCE, Identity, Permissions, Rules
 from mqttbroker.core.client.connection import AUTHENTICATING, CLOSED, CONNECTED, CONNECTING, Connection
 from mqttbroker.core.client.topic_aliases import TopicAliases
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.fan_out import FanOut
 from mqttbroker.core.delivery.replay import Replays
 from mqttbroker.core.routing.router import Router
@@ -82,12 +83,13 @@ class ConnectHandler(ConnectFlow):
         rules: Rules,
         bans: Bans,
         memory: MemoryStage,
+        cluster: ClusterPort | None,
     ) -> None:
         self.memory = memory
-        self.own_shard: OwnShard | None = None  # of a core of a cluster
+        self.own_shard = None if cluster is None else OwnShard(cluster.shard, cluster.shards)
         # Whether a client gets its CONNACK after the commit of its will. Without a cluster all that the client publishes
         # is in the same log behind the will; in one its retained messages may be in the log of another shard.
-        self.waits_for_wills = False
+        self.waits_for_wills = cluster is not None
         self.journal = journal
         self.registry = registry
         self.router = router

@@ -29,7 +29,10 @@ MAX_WAITING_MESSAGES: Final = 100  # of `BrokerMessages`; beyond it, no will tha
 
 
 class SessionLifecycle:
-    """Detaches sessions from their connections, and ends them when they expire or are discarded."""
+    """Detaches sessions from their connections, and ends them when they expire or are discarded.
+
+    While ``paused``, until a message reaches all others of a cluster, no will is published, and no session ends, by time.
+    """
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class SessionLifecycle:
         turns: Turns,
         clock: Clock,
         users: Users,
+        paused: bool,
     ) -> None:
         self.messages = messages
         self.turns = turns
@@ -56,11 +60,15 @@ class SessionLifecycle:
         self.users = users
         self.wills = Wills(registry, messages, clock)
         self.expired = 0  # sessions that ended by their expiry interval
-        self.paused = False  # until a message reaches all others: no will is published, and no session ends, by time
+        self.paused = paused
         # By client id: sessions whose row is changed when their will, which waits, was published. So it is in one commit
         # with the message.
         self._unsaved: dict[str, _Unsaved] = {}
         messages.on_will_published = self._will_published
+
+    def resume(self) -> None:
+        """Be ``paused`` no more."""
+        self.paused = False
 
     @property
     def now(self) -> float:

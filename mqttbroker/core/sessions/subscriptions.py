@@ -12,8 +12,6 @@ from abc import abstractmethod
 from functools import partial
 from typing import Final
 
-from mypy_extensions import mypyc_attr
-
 from mqttbroker.codec.packets import Suback, Subscribe, Unsuback, Unsubscribe
 from mqttbroker.codec.packets import Subscription as Request
 from mqttbroker.codec.reason_codes import (
@@ -32,6 +30,7 @@ from mqttbroker.codec.reason_codes import (
 from mqttbroker.core.access.policy import Rules
 from mqttbroker.core.client.acknowledgements import AckGate
 from mqttbroker.core.client.connection import Connection
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.replay import Replays
 from mqttbroker.core.delivery.turns import LongWork, Turns
 from mqttbroker.core.routing.groups import RemoteMember
@@ -70,27 +69,6 @@ PART_FILTER_WORK: Final = 3  # of one filter in a part
 _UNLIMITED: Final = 1 << 60
 
 
-class SubscribeBarrier(LongWork):
-    """What the SUBSCRIBEs of a shard wait for in a cluster."""
-
-    @abstractmethod
-    def wait(self, work: LongWork, session: Session, filters: list[str]) -> None:
-        """Do the work, which adds subscriptions to these filters, as soon as every shard is ready for them."""
-
-
-@mypyc_attr(allow_interpreted_subclasses=True)
-class FilterObserver:
-    """Other cores of a cluster, which are told the filters of this one."""
-
-    @abstractmethod
-    def added(self, topic_filter: str) -> None:
-        """A session has one more subscription, to this full filter, and the router knows it."""
-
-    @abstractmethod
-    def removed(self, topic_filter: str) -> None:
-        """A session has one less."""
-
-
 class Subscriptions:
     """Adds and removes subscriptions."""
 
@@ -104,9 +82,9 @@ class Subscriptions:
         memory: MemoryStage,
         turns: Turns,
         streams: StreamSubscriptions,
+        cluster: ClusterPort | None,
     ) -> None:
-        self.barrier: SubscribeBarrier | None = None
-        self.filters: FilterObserver | None = None  # in a cluster
+        self.cluster = cluster
         self.streams = streams
         self.memory = memory
         self.turns = turns
@@ -124,11 +102,11 @@ class Subscriptions:
             if request.no_local and parse_shared(request.topic_filter) is not None:
                 raise MQTTError(PROTOCOL_ERROR, "No Local on a shared subscription")  # [MQTT-3.8.3-4]
         work = _Subscribing(self, connection, session, packet)
-        barrier = self.barrier
-        if barrier is not None:
+        cluster = self.cluster
+        if cluster is not None:
             connection.wait_for_turn()
             work.in_turns = True
-            barrier.wait(work, session, [request.topic_filter for request in packet.subscriptions])
+            cluster.subscribe(work, session, [request.topic_filter for request in packet.subscriptions])
             return
         self._handle(work, len(packet.subscriptions))
 
@@ -282,8 +260,8 @@ class Subscriptions:
             self.router.join_remote(shared[0], shared[1], shard, [away])
         else:
             self.router.join(shared[0], shared[1], subscription)
-        if new and self.filters is not None and not session.remote:
-            self.filters.added(topic_filter)
+        if new and self.cluster is not None and not session.remote:
+            self.cluster.filter_added(topic_filter)
 
     def remove(self, subscription: Subscription) -> None:
         """Remove a subscription, which is no longer its session's, from the router."""
@@ -296,8 +274,8 @@ class Subscriptions:
             self.router.unsubscribe(subscription)
         else:
             self.router.leave(shared[0], shared[1], subscription.session)
-        if self.filters is not None and not subscription.session.remote:
-            self.filters.removed(subscription.topic_filter)
+        if self.cluster is not None and not subscription.session.remote:
+            self.cluster.filter_removed(subscription.topic_filter)
 
 
 def subscription_memory(topic_filter: str) -> int:

@@ -161,7 +161,7 @@ class _SessionStreams(SessionConsumers):
 
 
 class StreamSubscriptions:
-    """The subscriptions to streams of one broker."""
+    """The subscriptions to streams of one broker; ``unavailable`` is why there can be none, or ""."""
 
     def __init__(
         self,
@@ -173,6 +173,7 @@ class StreamSubscriptions:
         stored: StoredReaders,
         groups: StreamGroups,
         queues: WorkQueues,
+        unavailable: str,
     ) -> None:
         self.queues = queues
         self.stored = stored
@@ -182,7 +183,7 @@ class StreamSubscriptions:
         self.reads = reads
         self.consumers = consumers
         self.clock = clock
-        self.unavailable = ""  # why no stream can be subscribed to
+        self.unavailable = unavailable
 
     # -- SUBSCRIBE ------------------------------------------------------------
 

@@ -152,8 +152,8 @@ def test_wills_that_wait_are_not_lost_with_their_core(cores: ShardCores, subscri
     core.kill()
     core.eager = False
     busy = core.connect("many filters")
-    for filters in product(*(("+", level) for level in levels.split("/")[1:])):
-        busy.send(Subscribe(1, [Subscription("/".join(("will", *filters, "+")), 0)]))
+    filters = product(*(("+", level) for level in levels.split("/")[1:]))
+    busy.send(Subscribe(1, [Subscription("/".join(("will", *each, "+")), 0) for each in filters]))
     core.advance(1.0)
     waiting = core.broker.messages.waiting
     assert waiting > 0, "all were published at once"

@@ -339,7 +339,7 @@ def test_slow_subscribers_share_the_memory_of_a_message(cores: ShardCores) -> No
     topic = cores.topic(1)
     cores[0].connect("p").publish(topic, b"x" * 1000, 1, retain=True)
     clients = [cores[0].connect("s"), cores[0].connect("t")]
-    view = cores[0].messages._view
+    view = cores[0].messages.view
     for client in clients:
         cores[0].eager = False
         client.send(Subscribe(1, [Subscription(topic, 0)]))
@@ -474,7 +474,7 @@ def test_every_subscriber_ends_with_the_last_message_of_each_topic(cores: ShardC
     for watcher in watchers:
         expected = {topic: version for topic, version in final.items() if matches(watcher.filter, topic)}
         assert watcher.seen == expected, watcher.filter
-    assert all(not core.broker.replays._active and not core.messages._view._requests for core in cores.cores)
+    assert all(not core.broker.replays._active and not core.messages.view._requests for core in cores.cores)
 
 
 def test_a_core_answers_a_bounded_number_of_requests_of_another_one(cores: ShardCores, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ from mqttbroker.cluster.transfer.store_import import StoreImport
 from mqttbroker.cluster.transfer.store_merge import Merged, merge_shards
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.server.assembly import build_broker, restore
 from sessions.message import Message
@@ -45,9 +46,9 @@ def message(topic: str, payload: bytes, qos: int = 1, retain: bool = False) -> M
     return Message(topic, payload, qos, retain, b"", "publisher", int(time.time() * 1_000_000), 0)
 
 
-def build(recovered: Recovered) -> Broker:
+def build(recovered: Recovered, port: ClusterPort) -> Broker:
     settings = Settings()
-    broker = build_broker(settings, recovered)
+    broker = build_broker(settings, recovered, cluster=port)
     restore(broker, recovered, time.time())
     return broker
 
