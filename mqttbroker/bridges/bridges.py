@@ -20,6 +20,7 @@ class Bridges:
         self._context = context
         self._bridges: dict[str, Bridge] = {}
         self._changing = asyncio.Lock()
+        self.started = False
 
     def start(self, settings: Sequence[config.Bridge]) -> None:
         """Start the bridges, and end the sessions of those that are no longer configured."""
@@ -35,6 +36,7 @@ class Bridges:
                     (self._context.directory / f"{name}.json").unlink(missing_ok=True)
         for bridge in settings:
             self._start(bridge)
+        self.started = True
 
     def _start(self, settings: config.Bridge) -> None:
         bridge = self._bridges[settings.name] = Bridge(settings, self._context)

@@ -25,11 +25,10 @@ from setproctitle import setproctitle
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.control.runner import ControlRunner
 from mqttbroker.admin.data.files import restrict
-from mqttbroker.admin.http.access import access_list
 from mqttbroker.admin.http.application import HttpApplication
 from mqttbroker.admin.http.gate import Gate
-from mqttbroker.admin.http.server import HttpServer
-from mqttbroker.auth.security import Security, http_ban_terms
+from mqttbroker.admin.http.service import HttpService
+from mqttbroker.auth.security import Security
 from mqttbroker.cluster.kafka.connection import connection
 from mqttbroker.cluster.kafka.log import LogFailure
 from mqttbroker.cluster.nodes.checks import KafkaUnreachable, prepare_topics
@@ -44,7 +43,7 @@ from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.net.tls import FileProblem, http_context
+from mqttbroker.net.tls import FileProblem
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import FrontSetup, listener_name
 from mqttbroker.node.core_http import CoreAway, CoreHttp
@@ -54,6 +53,7 @@ from mqttbroker.node.shards import NodeShards
 from mqttbroker.server import startup
 from mqttbroker.server.assembly import build_broker, listener_policy
 from mqttbroker.server.reload import Reloader
+from mqttbroker.server.reloaded_parts import ReloadedLimits, ReloadedListeners, ReloadedLog, ReloadedRedirect, ReloadedSecurity
 from mqttbroker.server.workers import Workers
 from mqttbroker.system.defects import keep_running, report_defect
 from mqttbroker.system.file_limit import client_sockets
@@ -68,7 +68,8 @@ CLIENT_PATIENCE = 2.0  # seconds that a client waits for the core of its shard, 
 
 
 class ClusterNode:
-    """One node. ``reread`` loads the settings again. Raises ConfigError if a file that the settings name cannot be used."""
+    """One node, to be made in the event loop. ``reread`` loads the settings again. Raises ConfigError if a file that the settings name cannot be
+    used."""
 
     def __init__(self, settings: Settings, reread: Callable[[], Settings], manager: ServiceManager, passed: PassedSockets) -> None:
         self.settings = settings
@@ -84,22 +85,45 @@ class ClusterNode:
         self.record_cluster = b""
         self.listeners: list[OpenListener] = []
         self.workers = Workers()
-        self.pool: WorkerPool | None = None
-        self.http: HttpServer | None = None
-        self.core_http: CoreHttp | None = None
         self._copies: set[asyncio.Task[None]] = set()  # of bans
         self._core_settings = settings  # those that cores are started with
         self.shards = NodeShards(
             settings.cluster, self._core_setup, lambda: self.reloader.settings.worker_timeout, self._directed, self._served, self.fail
+        )
+        self._loop = loop = asyncio.get_running_loop()
+        # Listeners and their admission are made for a broker; this one has no clients, and no rows.
+        self.broker = build_broker(settings, Recovered([], [], [], [], [], 1, 1, 1), self.security)
+        self.scheduler = FlushScheduler(self.broker, loop, lambda _: None, True)
+        self.sockets = OpenSockets(client_sockets(settings), settings.limits.max_half_open, self.broker.outbound.counters)
+        self.reloader = Reloader(reread, settings, self.security, manager)
+        self.runner = ControlRunner(loop, self.scheduler.update_clock, self.reloader.reload)
+        self.core_http = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
+        self.http = HttpService(settings, self.security.rules.common, self._application)
+        self.pool = WorkerPool(
+            self._worker_count,
+            self.listeners,
+            self.scheduler,
+            self._log_settings,
+            lambda: self.reloader.settings.worker_timeout,
+            self.fail,
+            self._front,
+        )
+        self.reloader.register(
+            ReloadedLog(LogLevels(loop, settings.log.level, dict(settings.log.levels))),
+            ReloadedLimits(self.broker, self.sockets),
+            self.workers,
+            ReloadedSecurity(self.security, self.broker),
+            ReloadedListeners(self.listeners, self.security),
+            self.http,
+            ReloadedRedirect(self.broker),
         )
 
     # -- start and stop ------------------------------------------------------------
 
     async def run(self) -> None:
         """Serve until SIGTERM or SIGINT."""
-        loop = asyncio.get_running_loop()
         restrict(self.settings.data_dir, self.settings.data_mode)
-        self._make_parts(loop)
+        self._handle_signals()
         tasks: list[asyncio.Task[None]] = []
         try:
             self._open_http()
@@ -114,7 +138,6 @@ class ClusterNode:
             await self._start_workers()  # as long as there is no Kafka they refuse clients
             if await self._until_stopping(self._prepare_kafka()):
                 return
-            assert self.pool is not None
             await self.pool.reload()  # the id of the cluster, which links need, is known now
             tasks.append(asyncio.create_task(self.shards.be_member(self.connection)))
             tasks.append(asyncio.create_task(keep_running("tell_manager", self._tell_manager)))
@@ -133,22 +156,8 @@ class ClusterNode:
         running = {"keep_alive": self.manager.keep_alive, "pass_reloads": self._pass_reloads, "revocations": self._refresh_revocations}
         return [asyncio.create_task(keep_running(part, run)) for part, run in running.items()]
 
-    def _make_parts(self, loop: asyncio.AbstractEventLoop) -> None:
-        # Listeners and their admission are made for a broker; this one has no clients, and no rows.
-        self.broker = build_broker(self.settings, Recovered([], [], [], [], [], 1, 1, 1), self.security)
-        self.scheduler = FlushScheduler(self.broker, loop, lambda _: None, True)
-        self.sockets = OpenSockets(client_sockets(self.settings), self.settings.limits.max_half_open, self.broker.outbound.counters)
-        self.reloader = Reloader(
-            self.reread,
-            self.settings,
-            self.broker,
-            self.security,
-            self.sockets,
-            self.listeners,
-            self.manager,
-            LogLevels(loop, self.settings.log.level, dict(self.settings.log.levels)),
-        )
-        self.runner = ControlRunner(loop, self.scheduler.update_clock, self.reloader.reload)
+    def _handle_signals(self) -> None:
+        loop = self._loop
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stopping.set)
         loop.add_signal_handler(signal.SIGHUP, self.reloader.start)
@@ -217,16 +226,14 @@ class ClusterNode:
         await self.shards.leave()
         await self.workers.stop()
         self.runner.close()
-        if self.http is not None:
-            self.http.stop()
+        self.http.stop()
 
     def _directed(self, owners: dict[int, LinkAddress]) -> None:
-        if self.pool is not None:
-            self.pool.direct(worker_setup.Directory(self.cluster.shards, owners))
+        self.pool.direct(worker_setup.Directory(self.cluster.shards, owners))
 
     def _served(self, shard: int) -> None:
         """A core here has taken its shard over."""
-        if self.core_http is not None:
+        if self.http.port is not None:
             task = asyncio.create_task(self._copy_bans(self.core_http, shard))
             self._copies.add(task)
             task.add_done_callback(self._copies.discard)
@@ -288,26 +295,21 @@ class ClusterNode:
         self.listeners.append(open_listener)
 
     async def _start_workers(self) -> None:
-        settings = self.settings
-        count = max(1, settings.worker_count)
-
-        def log_settings() -> Log:
-            return replace(settings.log, level=self.reloader.settings.log.level, levels=self.reloader.settings.log.levels)
-
-        def front() -> FrontSetup:
-            return self._front(self.reloader.settings, count)
-
-        pool = self.pool = WorkerPool(
-            count, self.listeners, self.scheduler, log_settings, lambda: self.reloader.settings.worker_timeout, self.fail, front
-        )
-        self.reloader.workers = pool
         for listener in self.listeners:
-            listener.on_reloaded = pool.reload
-        await self.workers.start(pool, self.stopping)
+            listener.on_reloaded = self.pool.reload
+        await self.workers.start(self.pool, self.stopping)
 
-    def _front(self, settings: Settings, workers: int) -> FrontSetup:
+    @property
+    def _worker_count(self) -> int:
+        return max(1, self.settings.worker_count)
+
+    def _log_settings(self) -> Log:
+        in_force = self.reloader.settings.log
+        return replace(self.settings.log, level=in_force.level, levels=in_force.levels)
+
+    def _front(self) -> FrontSetup:
         """The setup of a worker that sends clients to the cores."""
-        cluster = self.cluster
+        cluster, settings, workers = self.cluster, self.reloader.settings, self._worker_count
         return FrontSetup(
             {
                 "cluster": self.record_cluster.hex(),
@@ -329,42 +331,28 @@ class ClusterNode:
         """Problems that keep no client away; called on the HTTP server's thread."""
         return [f"reload: {problem}" for problem in self.reloader.problems] + self.shards.warnings()
 
-    def _open_http(self) -> None:
-        settings = self.settings.http
-        if settings.port is None:
-            return
-        where = f"{settings.host}:{settings.port}"
+    def _application(self, gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
+        """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
 
         async def readiness() -> list[str]:
             return await asyncio.wrap_future(self.runner.call(self.shards.unready))
 
-        try:
-            context = http_context(settings)
-            cores = self.core_http = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
-            metrics = ClusterMetrics(self.shards, cores, self.workers, self.broker.outbound.counters, self.runner)
+        cores = self.core_http
+        metrics = ClusterMetrics(self.shards, cores, self.workers, self.broker.outbound.counters, self.runner)
+        lists = ClusterLists(cores, gate.bans)
+        routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
+        return HttpApplication(
+            gate, requests, None, metrics.render, readiness,
+            max_connections=self.settings.http.max_connections, routes=routes, warnings=self._warnings,
+        )  # fmt: skip
 
-            def application(gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
-                lists = ClusterLists(cores, gate.bans)
-                routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
-                return HttpApplication(
-                    gate, requests, None, metrics.render, readiness,
-                    max_connections=settings.max_connections, routes=routes, warnings=self._warnings,
-                )  # fmt: skip
-
-            access = access_list(self.settings, self.security.rules.common)
-            self.http = HttpServer(settings.host, settings.port, access, application, context)
-            self.reloader.http = self.http
-            self.http.bans.apply(http_ban_terms(self.settings))
-            self.http.start()
-        except FileProblem as error:
-            raise ConfigError([f"http: {error}"]) from None
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            raise OSError(f"http: cannot listen on {where}: {reason}") from None
-        scheme = "http" if context is None else "https"
-        host = settings.host if settings.host not in ("", "0.0.0.0", "::") else self.cluster.address
-        self.shards.http_url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http.port}"
-        log.info("event=listening type=%s host=%s port=%d", scheme, settings.host, self.http.port)
+    def _open_http(self) -> None:
+        self.http.open()
+        if self.http.port is not None:
+            settings = self.settings.http
+            scheme = "http" if self.http.context is None else "https"
+            host = settings.host if settings.host not in ("", "0.0.0.0", "::") else self.cluster.address
+            self.shards.http_url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{self.http.port}"
 
 
 def serve_node(settings: Settings, reread: Callable[[], Settings], warnings: Sequence[str] = ()) -> int:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import gc
 import logging
 import os
 import signal
@@ -31,7 +30,7 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.logs.output import close, configure_log
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.server.server import GC_THRESHOLDS, Server
+from mqttbroker.server.server import Server, loading
 from mqttbroker.system.allocator import keep_freed_memory
 from mqttbroker.system.defects import report_defect
 from mqttbroker.system.memory_limit import divided_memory
@@ -176,12 +175,8 @@ class ShardProcess:
 
     async def _serve(self, core: ShardCore) -> None:
         """The broker, until it is told to stop."""
-        server = self._server = Server(core, self._settings, self._reread, ServiceManager({}), PassedSockets({}), self._opened)
-        gc.disable()
-        server.load()
-        gc.freeze()
-        gc.enable()
-        gc.set_threshold(*GC_THRESHOLDS)
+        with loading():
+            server = self._server = Server(core, self._settings, self._reread, ServiceManager({}), PassedSockets({}), self._opened)
         if self._releasing:
             server.stopping.set()
         await server.run()
@@ -255,7 +250,7 @@ class ShardProcess:
         if server is not None and self._is_open:
             status.clients = len(server.broker.clients.connections)
             status.sessions = len(server.broker.registry)
-            status.http_port = None if server.http is None else server.http.port
+            status.http_port = server.admin.http.port
             status.problems = server.reloader.problems
             status.resident = server.process_memory.resident()
             status.snapshots = self._core.snapshots_written

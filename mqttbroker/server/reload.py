@@ -11,30 +11,15 @@ import dataclasses
 import logging
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
-from mqttbroker.admin.control.stream_changes import StreamRefused
-from mqttbroker.admin.events.client_events import ClientEvents
-from mqttbroker.admin.http.access import access_list
-from mqttbroker.admin.http.server import HttpServer
 from mqttbroker.auth.external_specs import EXTERNAL
-from mqttbroker.auth.security import Security, http_ban_terms
-from mqttbroker.bridges.bridges import Bridges
+from mqttbroker.auth.security import Security
 from mqttbroker.config.in_force import flatten, shown_value
 from mqttbroker.config.load import ConfigError
-from mqttbroker.config.settings import Log, Settings
-from mqttbroker.core.broker import Broker
-from mqttbroker.logs.levels import LogLevels
-from mqttbroker.logs.output import reopen
-from mqttbroker.net.listeners import OpenListener
-from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.net.tls import http_context
-from mqttbroker.net.worker_pool import WorkerPool
+from mqttbroker.config.settings import Settings
 from mqttbroker.server import config_check
-from mqttbroker.server.assembly import apply_limits, apply_to_listener
-from mqttbroker.server.stream_control import StreamControl
 from mqttbroker.system.defects import report_defect
-from mqttbroker.system.file_limit import client_sockets
 from mqttbroker.system.service_manager import ServiceManager
 
 log = logging.getLogger("mqttbroker")
@@ -58,40 +43,38 @@ class Reloaded(NamedTuple):
     restart_needed: list[str] = []  # whose values wait for the next start
 
 
+class Reloadable(Protocol):
+    """A part of a broker or a node that a reload changes."""
+
+    def apply(self, settings: Settings, before: Settings) -> None:
+        """Put other settings in force; called for all parts, in one step."""
+        return None
+
+    async def reload(self, settings: Settings) -> list[str]:
+        """Read files again, or tell other processes; returns the problems, which are logged. Called after `apply` of all parts."""
+        return []
+
+
 class Reloader:
     """Applies a changed configuration. ``settings`` are those in force.
 
-    ``reread`` loads the settings again and raises ConfigError. The owner sets ``http``, ``client_events``, ``workers``,
-    ``stream_control`` and ``bridges`` when it has made them.
+    ``reread`` loads the settings again and raises ConfigError. ``security`` says which authenticators there are. Parts are added by `register`,
+    and reloaded in that order.
     """
 
-    def __init__(
-        self,
-        reread: Callable[[], Settings],
-        settings: Settings,
-        broker: Broker,
-        security: Security,
-        sockets: OpenSockets,
-        listeners: list[OpenListener],
-        manager: ServiceManager,
-        log_levels: LogLevels,
-    ) -> None:
+    def __init__(self, reread: Callable[[], Settings], settings: Settings, security: Security, manager: ServiceManager) -> None:
         self.settings = settings
-        self.log_levels = log_levels
-        self.http: HttpServer | None = None
-        self.workers: WorkerPool | None = None
-        self.client_events: ClientEvents | None = None
-        self.stream_control: StreamControl | None = None
-        self.bridges: Bridges | None = None
         self.last = Reloaded()
         self.reloaded = asyncio.Event()  # set, and replaced by a new one, after each reload
         self._reread = reread
-        self._broker = broker
         self._security = security
-        self._sockets = sockets
-        self._listeners = listeners
         self._manager = manager
+        self._parts: list[Reloadable] = []
         self._task: asyncio.Task[None] | None = None
+
+    def register(self, *parts: Reloadable) -> None:
+        """Have these parts reloaded, after those that are registered."""
+        self._parts += parts
 
     @property
     def problems(self) -> list[str]:
@@ -119,16 +102,9 @@ class Reloader:
         self._manager.reloading()
         try:
             reloaded = await self._reload_settings()
-            problems = [*reloaded.problems, *_reopen_log(self.settings.log)]
-            problems += await self._alter_streams()
-            if self.bridges is not None:
-                await self.bridges.apply(self.settings.bridges)
-            if self.workers is not None:
-                await self.workers.reload()
-            problems += await self._security.reload(self._broker)
-            for listener in self._listeners:
-                problems += await listener.reload()
-            problems += self._renew_http_certificates()
+            problems = list(reloaded.problems)
+            for part in self._parts:
+                problems += await part.reload(self.settings)
         finally:
             self._manager.ready()
         self.last = reloaded._replace(problems=problems)
@@ -174,7 +150,8 @@ class Reloader:
         # Keys name bridges by their positions, too.
         applied += _changed_tables("bridges", in_force.bridges, reread.bridges)
         self.settings = dataclasses.replace(self.settings, sources=reread.sources, bridges=reread.bridges)
-        self._apply(in_force)
+        for part in self._parts:
+            part.apply(self.settings, in_force)
         return Reloaded([], applied, restart_needed)
 
     def _is_reloadable(self, key: str, value: object) -> bool:
@@ -184,61 +161,6 @@ class Reloader:
         if key.startswith("jwt.") and self._security.jwt is None:
             return False  # a new authenticator needs a restart
         return RELOADABLE.fullmatch(key) is not None
-
-    @staticmethod
-    def _sockets_of(settings: Settings) -> int:
-        return settings.limits.max_connections + settings.limits.max_half_open
-
-    def _apply(self, before: Settings) -> None:
-        settings = self.settings
-        if self.client_events is not None:
-            self.client_events.enable(settings.sys_client_events)
-        self.log_levels.apply(settings.log.level, dict(settings.log.levels))
-        log.info("event=log_level to=%s", settings.log.level)
-        apply_limits(self._broker, settings)
-        self._sockets.max_evictable = settings.limits.max_half_open
-        if self._sockets_of(settings) != self._sockets_of(before):
-            self._sockets.maximum = client_sockets(settings)
-        self._security.apply(settings)
-        if self.http is not None:
-            self.http.gate.access = access_list(settings, self._security.rules.common)
-            self.http.bans.apply(http_ban_terms(settings))
-        for open_listener, listener in zip(self._listeners, settings.listeners):
-            apply_to_listener(open_listener.listener_policy, settings, listener, self._security)
-            open_listener.listener = listener
-            open_listener.terms_changed()
-        redirect = self._broker.terms.redirect
-        if redirect is not None:
-            log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)
-
-    async def _alter_streams(self) -> list[str]:
-        """Apply changed settings of streams; returns problems."""
-        if self.stream_control is None:
-            return []
-        try:
-            await self.stream_control.apply_file({stream.name: stream for stream in self.settings.streams})
-        except StreamRefused as error:
-            log.error("event=reload_failed reason=%s", error)
-            return [str(error)]
-        return []
-
-    def _renew_http_certificates(self) -> list[str]:
-        try:
-            context = http_context(self.settings.http)
-        except OSError as error:
-            log.error("event=reload_failed listener=http reason=%s", error)
-            return [f"http: {error}"]
-        if context is not None and self.http is not None:
-            self.http.renew(context)
-            log.info("event=certificates_reloaded listener=http")
-        return []
-
-
-def _reopen_log(settings: Log) -> list[str]:
-    problems = reopen(settings)
-    for problem in problems:
-        log.error("event=reload_failed reason=%s", problem)
-    return problems
 
 
 def _changed_tables(section: str, before: Sequence[Any], after: Sequence[Any]) -> list[str]:

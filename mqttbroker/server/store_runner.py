@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from functools import partial
 
 from mqttbroker.admin.metrics.latency import Latency
-from mqttbroker.core.broker import Broker
-from mqttbroker.core.commits import Commits
 from mqttbroker.core.delivery.turns import TURN_WORK
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.server.stream_reads import StreamReads
@@ -25,47 +24,44 @@ class StoreRunner:
         self._store = store
         self._latency = latency
         self._loop = loop
-        self._commits: Commits
-        self._scheduler: FlushScheduler
-        self._stream_reads: StreamReads
         self._stored = asyncio.Event()  # the last batch is answered
 
-    def start(self, commits: Commits, scheduler: FlushScheduler, stream_reads: StreamReads) -> None:
-        self._commits = commits
-        self._scheduler = scheduler
-        self._stream_reads = stream_reads
-        self._store.start(self._answered, self._read_done)
+    def start(self, scheduler: FlushScheduler, stream_reads: StreamReads) -> None:
+        """Start the threads of the store, and give its answers to the commits of the scheduler's broker, and to ``stream_reads``."""
+        self._store.start(partial(self._answered, scheduler, stream_reads), partial(self._read_done, scheduler))
 
     def submit(self, write_set: WriteSet) -> None:
         """Have a batch committed."""
         self._latency.commit_began()
         self._store.submit(write_set)
 
-    def _answered(self, write_set: WriteSet, error: Exception | None) -> None:
+    def _answered(self, scheduler: FlushScheduler, stream_reads: StreamReads, write_set: WriteSet, error: Exception | None) -> None:
         """Called on the thread that commits."""
         self._latency.commit_ended()
         reason = "" if error is None else str(error) or type(error).__name__
         disk_full = error is not None and is_full(error)
-        self._loop.call_soon_threadsafe(self._settle, reason, disk_full)
+        self._loop.call_soon_threadsafe(self._settle, scheduler, reason, disk_full)
         if write_set.stream_messages and error is None:
-            self._loop.call_soon_threadsafe(self._stream_reads.committed, list(write_set.stream_messages))
+            self._loop.call_soon_threadsafe(stream_reads.committed, list(write_set.stream_messages))
 
-    def _settle(self, reason: str, disk_full: bool) -> None:
-        self._scheduler.update_clock()
-        self._commits.answered(reason, disk_full)
+    def _settle(self, scheduler: FlushScheduler, reason: str, disk_full: bool) -> None:
+        scheduler.update_clock()
+        scheduler.broker.commits.answered(reason, disk_full)
         self._stored.set()
 
-    def _read_done(self, write_set: WriteSet, pages: list[Page]) -> None:
+    def _read_done(self, scheduler: FlushScheduler, write_set: WriteSet, pages: list[Page]) -> None:
         """Called on the thread of the tables."""
-        self._loop.call_soon_threadsafe(self._load, write_set.queries, pages)
+        self._loop.call_soon_threadsafe(self._load, scheduler, write_set.queries, pages)
 
-    def _load(self, queries: list[EntryQuery], pages: list[Page]) -> None:
-        self._scheduler.update_clock()
-        self._commits.read_done(queries, pages)
+    @staticmethod
+    def _load(scheduler: FlushScheduler, queries: list[EntryQuery], pages: list[Page]) -> None:
+        scheduler.update_clock()
+        scheduler.broker.commits.read_done(queries, pages)
 
-    async def drain(self, broker: Broker) -> None:
+    async def drain(self, scheduler: FlushScheduler) -> None:
         """Disconnect the clients, write everything that is pending, close the store."""
-        scheduler, journal = self._scheduler, broker.journal
+        broker = scheduler.broker
+        journal = broker.journal
         scheduler.update_clock()
         shut_down = broker.clients.shut_down()
         while not shut_down.done or scheduler.flushing:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from mqttbroker.admin.control.views import WorkerStatus
+from mqttbroker.config.settings import Settings
 from mqttbroker.net.worker_pool import WorkerPool
+from mqttbroker.server.reload import Reloadable
 from mqttbroker.system.memory_limit import ProcessesMemory
 
 
-class Workers:
+class Workers(Reloadable):
     """None before `start`, and none in a broker without connection workers."""
 
     def __init__(self) -> None:
@@ -27,6 +29,12 @@ class Workers:
         stopped.cancel()
         if starting.done():
             starting.result()
+
+    async def reload(self, settings: Settings) -> list[str]:
+        """Return when they use the settings and certificates that the listeners have now."""
+        if self._pool is not None:
+            await self._pool.reload()
+        return []
 
     def stop_listening(self) -> None:
         """Have the workers accept no more connections."""

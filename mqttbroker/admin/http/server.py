@@ -43,12 +43,13 @@ class HttpServer:
         access: AccessList,
         application: Callable[[Gate, Counter[tuple[str, int]]], HttpApplication],
         context: ListenerContext | None = None,
+        requests: Counter[tuple[str, int]] | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.bans = Bans(BanTerms())
         self.gate = Gate(access, context, self.bans, time.monotonic)
-        self.requests: Counter[tuple[str, int]] = Counter()
+        self.requests: Counter[tuple[str, int]] = Counter() if requests is None else requests
         self._make_application = application
         self._application: HttpApplication | None = None
         self._thread: threading.Thread | None = None

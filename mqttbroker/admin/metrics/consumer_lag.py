@@ -80,7 +80,7 @@ class Consumer(NamedTuple):
 class ConsumerLag:
     """The consumers of all streams of ``logs``.
 
-    ``clock`` returns Unix time in seconds. ``latest`` is the result of the last `update`. `start` and `stop` are for
+    ``clock`` returns Unix time in seconds, ``groups`` the groups of each stream. ``latest`` is the result of the last `update`. `start` and `stop` are for
     the owner's thread, the other methods for any thread.
     """
 
@@ -89,9 +89,10 @@ class ConsumerLag:
         logs: StreamLogs,
         settings: Consumers,
         clock: Callable[[], float] = time.time,
+        groups: Callable[[], dict[str, list[GroupStatus]]] = dict,
     ) -> None:
         self.latest: tuple[Consumer, ...] = ()
-        self.groups: Callable[[], dict[str, list[GroupStatus]]] = dict  # of each stream
+        self._groups = groups
         self._logs = logs
         self._settings = settings
         self._clock = clock
@@ -147,14 +148,14 @@ class ConsumerLag:
     def consumers(self, stream: str) -> list[Consumer]:
         """The consumers of a stream now, sorted by name. Raises KeyError if the stream is unknown."""
         config = self._logs.config(stream)
-        groups = self.groups().get(stream, [])
+        groups = self._groups().get(stream, [])
         with self._lock:
             return self._consumers(config, self._clock(), groups)
 
     def update(self) -> None:
         """Compute ``latest``, delete the reports that are too old, and log a warning for each consumer at risk."""
         now = self._clock()
-        groups = self.groups()
+        groups = self._groups()
         with self._lock:
             known, self._times = self._times, {}
             found: list[Consumer] = []

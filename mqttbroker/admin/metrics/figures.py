@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from bridge_spark.log.stream_log import StreamLogs
@@ -25,7 +25,8 @@ class Metrics:
 
     ``salvage`` has the damaged files in the data directory. ``authenticators``
     returns the state of those in other processes, ``workers`` that of the connection workers, ``bridges`` that of the bridges.
-    ``http_counters`` are those of the HTTP server, ``http_requests`` its requests.
+    ``http_counters`` are those of the HTTP server, ``http_requests`` its requests by role and status. ``store_progress`` returns how far the
+    store is, ``cluster_topics`` the values of ``$SYS`` that only a cluster has.
     """
 
     def __init__(
@@ -36,13 +37,18 @@ class Metrics:
         authenticators: Callable[[], Sequence[AuthenticatorStatus]] = tuple,
         workers: Callable[[], Sequence[WorkerStatus]] = tuple,
         bridges: Callable[[], Sequence[BridgeStatus]] = tuple,
+        store_progress: Callable[[], Progress] = Progress,
+        cluster_topics: Callable[[], dict[str, object]] = dict,
+        http_requests: Mapping[tuple[str, int], int] = MappingProxyType({}),
+        alarms: Alarms | None = None,
+        latency: Latency | None = None,
     ) -> None:
         self.bridges = bridges
         self.authenticators = authenticators
         self.workers = workers
         self._salvage = salvage
-        self.store_progress: Callable[[], Progress] = Progress
-        self.cluster_topics: Callable[[], dict[str, object]] = dict  # of `$SYS`, in a cluster
+        self.store_progress = store_progress
+        self.cluster_topics = cluster_topics
         self.http_counters = Counters()
         self.streams = streams
         self.consumers = consumers
@@ -52,9 +58,9 @@ class Metrics:
         self.crl_expiries: dict[str, float] = {}  # Unix seconds, by listener
         self.certificate_expiries: dict[str, float] = {}  # likewise; "http" is that of the HTTP server
         self.listener_clients: dict[str, int] = {}  # open connections that sent CONNECT, by listener
-        self.alarms: Alarms | None = None
-        self.latency = Latency()
-        self.http_requests: Counter[tuple[str, int]] = Counter()  # by role and status
+        self.alarms = alarms
+        self.latency = Latency() if latency is None else latency
+        self.http_requests = http_requests
         self._started = time.monotonic()
 
     @property

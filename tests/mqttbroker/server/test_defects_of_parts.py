@@ -60,10 +60,10 @@ async def ended(tasks: list[asyncio.Task[None]]) -> None:
 
 async def test_a_broker_goes_on_to_commit(caplog: pytest.LogCaptureFixture) -> None:
     write = FailsOnce()
+    admin = SimpleNamespace(control=NOTHING, metrics=NOTHING, conditions=lambda: NOTHING, history=SimpleNamespace(capacity=0))
     server: Any = SimpleNamespace(
-        broker=NOTHING, control=NOTHING, metrics=SimpleNamespace(latency=NOTHING), listeners=[], reloader=NOTHING, alarms=NOTHING,
-        scheduler=SimpleNamespace(write=write), settings=Settings(durability="interval", durability_interval=0.0),
-        manager=ServiceManager({}), history=SimpleNamespace(capacity=0), _conditions=lambda: NOTHING,
+        broker=NOTHING, admin=admin, listeners=[], reloader=NOTHING, loaded=NOTHING, scheduler=SimpleNamespace(write=write),
+        settings=Settings(durability="interval", durability_interval=0.0), _manager=ServiceManager({}),
     )  # fmt: skip
     tasks = Server._periodic_tasks(server)
     async with asyncio.timeout(PATIENCE):
@@ -112,7 +112,7 @@ async def test_workers_are_watched_on(monkeypatch: pytest.MonkeyPatch, caplog: p
 
 
 async def test_a_reload_that_fails_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    reloader = Reloader(FailsOnce(), Settings(), NOTHING, NOTHING, NOTHING, [], ServiceManager({}), NOTHING)
+    reloader = Reloader(FailsOnce(), Settings(), NOTHING, ServiceManager({}))
     reloader.start()
     assert reloader._task is not None
     await asyncio.wait([reloader._task])

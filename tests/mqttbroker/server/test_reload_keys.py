@@ -23,6 +23,7 @@ from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.server.assembly import build_broker, listener_terms
 from mqttbroker.server.reload import Reloader, named_key, with_key
+from mqttbroker.server.reloaded_parts import ReloadedLimits, ReloadedListeners, ReloadedLog, ReloadedSecurity
 from mqttbroker.system.service_manager import ServiceManager
 from sessions.store.interface import Recovered
 
@@ -146,7 +147,13 @@ class Plant:
         listener = OpenListener(BASE.listeners[0], policy, scheduler, sockets)
         self.roots = (broker, security, sockets, policy)
         levels = LogLevels(asyncio.new_event_loop(), BASE.log.level, {})
-        self.reloader = Reloader(lambda: BASE, BASE, broker, security, sockets, [listener], ServiceManager({}), levels)
+        self.reloader = Reloader(lambda: BASE, BASE, security, ServiceManager({}))
+        self.reloader.register(
+            ReloadedLog(levels),
+            ReloadedLimits(broker, sockets),
+            ReloadedSecurity(security, broker),
+            ReloadedListeners([listener], security),
+        )
 
     def reload(self, settings: Settings) -> None:
         """Reload the settings without the files that they name: these have tests of their own."""
