@@ -78,6 +78,7 @@ PARTS = {
             "mqttbroker/core/packets/packet_reader.py",
             "mqttbroker/net/tls_transport.py",
             "mqttbroker/net/stream_turns.py",
+            "mqttbroker/net/link_flush.py",
             "mqttbroker/net/flush.py",
             "mqttbroker/net/wire.py",
             "mqttbroker/net/link_frames.py",

@@ -211,12 +211,12 @@ class Security:
         """Whether there is an external authenticator of this kind; a new one needs a restart."""
         return kind in self._external
 
-    async def reload(self, broker: Broker) -> list[str]:
-        """Read the files again and apply each valid one; returns the problems of the others."""
+    async def reload(self, broker: Broker | None) -> list[str]:
+        """Read the files again and apply each valid one; returns the problems of the others. ``broker`` has the clients, if there are any."""
         async with self._reading:
             return await self._reload(broker)
 
-    async def _reload(self, broker: Broker) -> list[str]:
+    async def _reload(self, broker: Broker | None) -> list[str]:
         loop = asyncio.get_running_loop()
         problems: list[str] = []
         for path, key in self._password_files.items():
@@ -235,15 +235,18 @@ class Security:
             log.error("event=reload_failed reason=%s", problem)
         return problems
 
-    def _use_passwords(self, broker: Broker, path: Path, passwords: Passwords, version: str) -> None:
+    def _use_passwords(self, broker: Broker | None, path: Path, passwords: Passwords, version: str) -> None:
         authenticator = self._password_authenticators[path]
-        _disconnect_users(broker, authenticator, authenticator.replace(passwords))
+        changed = authenticator.replace(passwords)
+        if broker is not None:
+            _disconnect_users(broker, authenticator, changed)
         self._versions[path] = version
         audit.info("event=passwords_reloaded file=%s users=%d", path, len(passwords.hashes))
 
-    def _use_acl(self, broker: Broker, path: Path, acl: Acl, version: str) -> None:
+    def _use_acl(self, broker: Broker | None, path: Path, acl: Acl, version: str) -> None:
         self._acls[path].replace(acl)
-        broker.rules_changed()
+        if broker is not None:
+            broker.rules_changed()
         self._versions[path] = version
         audit.info("event=acl_reloaded file=%s users=%d", path, len(acl.users))
 

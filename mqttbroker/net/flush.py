@@ -5,7 +5,6 @@ Large packets are written in parts, a bounded amount per flush.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -16,6 +15,7 @@ from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.client_wire import ClientWire
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.core.terms.deadline import STOPPED
+from mqttbroker.net.link_flush import LinkFlush
 from mqttbroker.net.stream_turns import StreamTurns
 
 LARGE_WRITE: Final = 262_144  # bytes per flush that are written to one client whose outbox has large parts
@@ -28,7 +28,7 @@ FLUSHED_AT_LEAST: Final = 32  # long outboxes, however long it takes
 FLUSHED_AT_ONCE: Final = 16  # outboxes between two readings of the clock
 
 
-class FlushScheduler:
+class FlushScheduler(LinkFlush):
     """Flushes connections and journal at the end of an event-loop iteration in which there was something to flush.
 
     ``submit`` takes a write set for the store. It is called again only after `Commits.answered` was called for the
@@ -36,8 +36,8 @@ class FlushScheduler:
     """
 
     def __init__(self, broker: Broker, loop: Any, submit: Callable[[Any], None], eager: bool) -> None:
+        super().__init__(broker.outbound, loop)
         self.broker = broker
-        self.loop = loop
         self.submit = submit
         self.eager = eager
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
@@ -52,10 +52,8 @@ class FlushScheduler:
         self._to_resume: deque[ClientWire] = deque()  # wires that continue to read
         self._loud: deque[ClientWire] = deque()  # the same, of clients that send much; in turn
         self._stream_turns = StreamTurns(broker.stream_consumers, broker.outbound.counters)
-        self._links: list[Any] = []  # `Link`s that have something to write
         self._flushing = False  # `_links` are written at the end of this iteration
         self._write_refused = False  # by the journal, which was held
-        self._scheduled = False
         self._monitoring = False
         self._ticked = 0.0  # when `tick` was called last
         self.on_opened: Callable[[ClientWire], None] | None = None  # called with each new wire
@@ -73,14 +71,6 @@ class FlushScheduler:
                 self.sample_wanted = False
                 self._sample_from = self.broker.outbound.clock.monotonic
             self.loop.call_soon(self.flush)
-
-    def update_clock(self) -> float:
-        """Set the broker's clock; returns monotonic seconds."""
-        clock = self.broker.outbound.clock
-        clock.now = time.time_ns() // 1000
-        now: float = self.loop.time()
-        clock.monotonic = now
-        return now
 
     def flush(self) -> None:
         """Write the outboxes of the connections, and hand the store a write set.
@@ -124,11 +114,6 @@ class FlushScheduler:
         self._links.append(link)
         if not self._flushing:
             self.schedule()
-
-    def _flush_links(self) -> None:
-        links, self._links = self._links, []
-        for link in links:
-            link.flush()
 
     @property
     def flushing(self) -> bool:

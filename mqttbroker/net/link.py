@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from mypy_extensions import i64
 
-from mqttbroker.net.flush import FlushScheduler
+from mqttbroker.net.link_flush import LinkFlush
 from mqttbroker.net.link_frames import (
     ABORT,
     ACCEPTED,
@@ -257,12 +257,12 @@ class Link(FrameHandler):
     is called when the link is closed, before its clients are lost.
     """
 
-    def __init__(self, scheduler: FlushScheduler, worker: int, control: Any, on_lost: Any) -> None:
+    def __init__(self, scheduler: LinkFlush, worker: int, control: Any, on_lost: Any) -> None:
         self.worker = worker
         self.clients: dict[int, LinkTransport] = {}
         self.congested = False
         self.waiting: list[LinkTransport] = []  # those that are not written to because the link is congested
-        self.outbound = scheduler.broker.outbound
+        self.outbound = scheduler.outbound
         self._scheduler = scheduler
         self.call_later = scheduler.loop.call_later
         self._control = control

@@ -22,13 +22,12 @@ from mqttbroker.config.settings import Listener
 from mqttbroker.core.client.connection import Connection
 from mqttbroker.net.acceptor import Acceptor, Handshake, LocalAdmission
 from mqttbroker.net.file_version import file_version
-from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import REFUSALS, ListenerPolicy
-from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.packet_log import PacketLog
 from mqttbroker.net.packet_log import log as packet_log
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
 from mqttbroker.net.proxied_sockets import ProxiedPeer, ProxiedSockets
+from mqttbroker.net.shared_admission import SharedAdmission
 from mqttbroker.net.tls import FileProblem, ListenerContext, server_context
 from mqttbroker.net.tls_transport import TlsClient
 from mqttbroker.net.wire import Endpoint, Wire
@@ -58,24 +57,27 @@ def defect(connection: Connection) -> None:
 
 
 class OpenListener:
-    """The sockets of a listener, from `open` to `close`. With ``workers`` others accept on them."""
+    """The sockets of a listener, from `open` to `close`. With ``workers`` others accept on them.
+
+    ``shared`` is what it has in common with the other listeners.
+    """
 
     def __init__(
         self,
         listener: Listener,
         listener_policy: ListenerPolicy,
-        scheduler: FlushScheduler,
-        sockets: OpenSockets,
+        shared: SharedAdmission,
         workers: bool = False,
     ) -> None:
         self.workers = workers
         self.listener = listener
         self.listener_policy = listener_policy
-        self.scheduler = scheduler
-        self.sockets = sockets
-        secure = listener.type in ("tls", "wss")
-        websocket = listener.type in ("ws", "wss")
-        self._endpoint = Endpoint(scheduler, listener_policy, sockets, new_client_id, defect, secure, websocket)
+        self.shared = shared
+        self.secure = secure = listener.type in ("tls", "wss")
+        self.websocket = websocket = listener.type in ("ws", "wss")
+        self._endpoint: Endpoint | None = None
+        if shared.scheduler is not None:
+            self._endpoint = Endpoint(shared.scheduler, listener_policy, shared.sockets, new_client_id, defect, secure, websocket)
         self._sockets: list[ListeningSocket] = []
         self._servers: list[asyncio.AbstractServer] = []
         self._acceptors: list[Acceptor] = []
@@ -91,8 +93,8 @@ class OpenListener:
         listener_policy.refuses_certificate = self._refuses_certificate if secure else None
         self.admission = LocalAdmission(
             listener.address,
-            scheduler.broker.outbound.counters,
-            sockets,
+            shared.counters,
+            shared.sockets,
             listener_policy,
             self._refusal if secure else None,
         )
@@ -206,14 +208,14 @@ class OpenListener:
         return None if self._context is None else self._context.revocations
 
     async def _disconnect_revoked(self) -> None:
-        for number, connection in enumerate(list(self.scheduler.broker.clients.connections)):
+        for number, connection in enumerate(list(self.shared.connections)):
             if number % SWEPT == 0:
                 await asyncio.sleep(0)
             wire = connection.wire
             if not isinstance(wire, Wire) or wire.endpoint.policy is not self.listener_policy:
                 continue
             if self._is_revoked(wire.transport.get_extra_info("ssl_object")):
-                self.scheduler.update_clock()
+                self.shared.flush.update_clock()
                 connection.disconnect(NOT_AUTHORIZED, "the certificate was revoked")
 
     def _is_revoked(self, ssl_object: Any) -> bool:
@@ -299,27 +301,28 @@ class OpenListener:
 
     def _refusal(self, peer: str) -> str:
         """Why a connection of this address is closed before its TLS handshake; "" if it is not."""
-        stage = self.scheduler.broker.memory_stage
+        stage = self.shared.memory
         if stage.refuses_connections:
             stage.refused_connections += 1
             return "no memory for new connections"
-        now: float = self.scheduler.loop.time()
+        now: float = self.shared.flush.loop.time()
         limit = self.listener_policy.check_address(peer, now)
         return REFUSALS[limit][1] if limit else ""
 
     def _client(self, peer: ProxiedPeer | None = None, _: Handshake | None = None) -> Any:
         """The protocol of a new connection; it has asyncio's methods, but does not inherit from asyncio."""
         wire, receiver = self.new_wire(peer)
-        if self._endpoint.websocket:
+        if self.websocket:
             from mqttbroker.net.websocket import WebSocket
 
             terms = self.listener_policy.terms
-            max_connect_size = self.scheduler.broker.terms.max_connect_size
+            max_connect_size = self.shared.terms.max_connect_size
             receiver = WebSocket(wire, self.listener.origins, terms.max_packet_size, max_connect_size, receiver)
-        return TlsClient(receiver, self._endpoint.websocket) if self._endpoint.secure else receiver
+        return TlsClient(receiver, self.websocket) if self.secure else receiver
 
     def new_wire(self, peer: ProxiedPeer | None) -> tuple[Wire, Any]:
         """The wire of a new connection, and the receiver of its bytes: the wire, or a `PacketLog` in front of it."""
+        assert self._endpoint is not None, "the clients are in other processes"
         wire = Wire(self._endpoint)
         if peer is not None:
             wire.proxied_address, wire.remote, common_name = peer
@@ -328,14 +331,6 @@ class OpenListener:
         return wire, PacketLog(wire) if packet_log.isEnabledFor(logging.DEBUG) else wire
 
     # -- workers --------------------------------------------------------------
-
-    @property
-    def secure(self) -> bool:
-        return self._endpoint.secure
-
-    @property
-    def websocket(self) -> bool:
-        return self._endpoint.websocket
 
     @property
     def descriptors(self) -> list[int]:
@@ -351,7 +346,7 @@ class OpenListener:
             self._version,
             terms.connect_timeout,
             terms.max_packet_size,
-            self.scheduler.broker.terms.max_connect_size,
+            self.shared.terms.max_connect_size,
             self.listener_policy.max_half_open,
             terms.max_half_open_per_address,
             (terms.networks.ipv4_prefix, terms.networks.ipv6_prefix),

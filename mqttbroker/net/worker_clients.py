@@ -8,6 +8,7 @@ from typing import Any
 
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link import Link, LinkTransport
+from mqttbroker.net.link_flush import LinkFlush
 from mqttbroker.net.link_frames import (
     ABORT,
     ADMITTED,
@@ -77,7 +78,7 @@ class WorkerClients:
         self,
         worker: int,
         listeners: Sequence[OpenListener],
-        scheduler: FlushScheduler,
+        scheduler: LinkFlush,
         on_message: Callable[[int, bytes], None],
         on_lost: Callable[[], None],
         max_clients: int,

@@ -17,7 +17,7 @@ from contextlib import suppress
 from typing import Any
 
 from mqttbroker.config.settings import Log
-from mqttbroker.net.flush import FlushScheduler
+from mqttbroker.net.link_flush import LinkFlush
 from mqttbroker.net.link_frames import DIRECTORY, HOLDS, PING, READY, RELOAD, SETUP, STATUS, STOP
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.worker_clients import WorkerClients
@@ -170,7 +170,7 @@ class Worker:
 
     def _count(self, holds: Holds) -> None:
         self.holds = holds
-        counters = self._pool.scheduler.broker.outbound.counters
+        counters = self._pool.scheduler.outbound.counters
         counters.connections_refused += holds.refused
         counters.connections_evicted += holds.evicted
         counters.websocket_failures += holds.websocket_failures
@@ -225,7 +225,7 @@ class WorkerPool:
         self,
         count: int,
         listeners: Sequence[OpenListener],
-        scheduler: FlushScheduler,
+        scheduler: LinkFlush,
         log_settings: Callable[[], Log],
         timeout: Callable[[], float],
         fail: Callable[[str], None],

@@ -38,10 +38,8 @@ from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.net import worker_setup
-from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listeners import OpenListener
-from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
 from mqttbroker.net.tls import FileProblem
 from mqttbroker.net.worker_pool import WorkerPool
@@ -51,14 +49,12 @@ from mqttbroker.node.http import ClusterMetrics, ClusterRoutes
 from mqttbroker.node.lists import ClusterLists, copy_bans
 from mqttbroker.node.shards import NodeShards
 from mqttbroker.server import startup
-from mqttbroker.server.assembly import build_broker, listener_policy
+from mqttbroker.server.assembly import listener_policy, node_admission
 from mqttbroker.server.reload import Reloader
-from mqttbroker.server.reloaded_parts import ReloadedLimits, ReloadedListeners, ReloadedLog, ReloadedRedirect, ReloadedSecurity
+from mqttbroker.server.reloaded_parts import ReloadedAdmission, ReloadedListeners, ReloadedLog, ReloadedRedirect, ReloadedSecurity
 from mqttbroker.server.workers import Workers
 from mqttbroker.system.defects import keep_running, report_defect
-from mqttbroker.system.file_limit import client_sockets
 from mqttbroker.system.service_manager import ServiceManager
-from sessions.store.interface import Recovered
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -91,18 +87,15 @@ class ClusterNode:
             settings.cluster, self._core_setup, lambda: self.reloader.settings.worker_timeout, self._directed, self._served, self.fail
         )
         self._loop = loop = asyncio.get_running_loop()
-        # Listeners and their admission are made for a broker; this one has no clients, and no rows.
-        self.broker = build_broker(settings, Recovered([], [], [], [], [], 1, 1, 1), self.security)
-        self.scheduler = FlushScheduler(self.broker, loop, lambda _: None, True)
-        self.sockets = OpenSockets(client_sockets(settings), settings.limits.max_half_open, self.broker.outbound.counters)
+        self.admission = node_admission(settings, loop)
         self.reloader = Reloader(reread, settings, self.security, manager)
-        self.runner = ControlRunner(loop, self.scheduler.update_clock, self.reloader.reload)
+        self.runner = ControlRunner(loop, self.admission.flush.update_clock, self.reloader.reload)
         self.core_http = CoreHttp(self.shards, self.runner, lambda: self.reloader.settings)
         self.http = HttpService(settings, self.security.rules.common, self._application)
         self.pool = WorkerPool(
             self._worker_count,
             self.listeners,
-            self.scheduler,
+            self.admission.flush,
             self._log_settings,
             lambda: self.reloader.settings.worker_timeout,
             self.fail,
@@ -110,12 +103,12 @@ class ClusterNode:
         )
         self.reloader.register(
             ReloadedLog(LogLevels(loop, settings.log.level, dict(settings.log.levels))),
-            ReloadedLimits(self.broker, self.sockets),
+            ReloadedAdmission(self.admission),
             self.workers,
-            ReloadedSecurity(self.security, self.broker),
+            ReloadedSecurity(self.security, None),
             ReloadedListeners(self.listeners, self.security),
             self.http,
-            ReloadedRedirect(self.broker),
+            ReloadedRedirect(self.admission.terms),
         )
 
     # -- start and stop ------------------------------------------------------------
@@ -288,8 +281,8 @@ class ClusterNode:
     # -- listeners, workers, HTTP ------------------------------------------------------
 
     async def _open_listener(self, listener: Listener) -> None:
-        policy = listener_policy(self.settings, listener, self.security, self.broker.outbound.counters)
-        open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, True)
+        policy = listener_policy(self.settings, listener, self.security, self.admission.counters)
+        open_listener = OpenListener(listener, policy, self.admission, True)
         await open_listener.open(self.passed)
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)
@@ -338,7 +331,7 @@ class ClusterNode:
             return await asyncio.wrap_future(self.runner.call(self.shards.unready))
 
         cores = self.core_http
-        metrics = ClusterMetrics(self.shards, cores, self.workers, self.broker.outbound.counters, self.runner)
+        metrics = ClusterMetrics(self.shards, cores, self.workers, self.admission.counters, self.runner)
         lists = ClusterLists(cores, gate.bans)
         routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
         return HttpApplication(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import random
 import time
@@ -25,9 +26,14 @@ from mqttbroker.core.routing.groups import HashTopic, LeastLoaded, RandomMember,
 from mqttbroker.core.routing.route import StreamRule
 from mqttbroker.core.routing.router import Router
 from mqttbroker.core.streams.work_queues import QueueRule
+from mqttbroker.core.terms.memory_stage import MemoryStage
 from mqttbroker.core.terms.networks import Networks
 from mqttbroker.core.terms.terms import BrokerTerms, ListenerTerms, Redirect
+from mqttbroker.net.link_flush import LinkFlush
 from mqttbroker.net.listener_policy import ListenerPolicy
+from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.shared_admission import SharedAdmission
+from mqttbroker.system.file_limit import client_sockets
 from mqttbroker.system.memory_limit import memory_bytes
 from sessions.context import DROP_NEWEST, DROP_OLDEST, REFUSE, SessionContext, SessionLimits
 from sessions.counters import Counters
@@ -164,14 +170,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Security | 
             STRATEGIES[settings.shared_subscription_strategy](),
             clustered,
         ),
-        Outbound(
-            context,
-            terms,
-            limits.max_outbox_bytes,
-            limits.max_total_outbox_bytes,
-            limits.max_total_incomplete_bytes,
-            limits.max_pending_acks,
-        ),
+        _outbound(settings, context, terms),
         terms,
         security.rules,
         security.bans,
@@ -184,10 +183,35 @@ def build_broker(settings: Settings, recovered: Recovered, security: Security | 
     )
 
 
+def _outbound(settings: Settings, context: SessionContext, terms: BrokerTerms) -> Outbound:
+    limits = settings.limits
+    return Outbound(
+        context,
+        terms,
+        limits.max_outbox_bytes,
+        limits.max_total_outbox_bytes,
+        limits.max_total_incomplete_bytes,
+        limits.max_pending_acks,
+    )
+
+
+def node_admission(settings: Settings, loop: asyncio.AbstractEventLoop) -> SharedAdmission:
+    """What the listeners of a node admit clients by, whose connections are in the cores of all nodes."""
+    limits = settings.limits
+    context = SessionContext(Journal(False), fill(SessionLimits(), limits))
+    flush = LinkFlush(_outbound(settings, context, fill(BrokerTerms(), limits, settings)), loop)
+    return SharedAdmission(flush, MemoryStage(), OpenSockets(client_sockets(settings), limits.max_half_open, context.counters))
+
+
+def apply_terms(terms: BrokerTerms, settings: Settings) -> None:
+    """Put the terms in force that may change while the broker runs."""
+    fill(terms, settings.limits, settings)
+
+
 def apply_limits(broker: Broker, settings: Settings) -> None:
     """Put the limits and options of the core in force that may change while it runs."""
     limits = settings.limits
-    fill(broker.terms, limits, settings)
+    apply_terms(broker.terms, settings)
     broker.users.terms_changed()
     fill(broker.context.limits, limits)
     broker.memory.apply()

@@ -11,11 +11,12 @@ from mqttbroker.auth.security import Security
 from mqttbroker.bridges.bridges import Bridges
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
+from mqttbroker.core.terms.terms import BrokerTerms
 from mqttbroker.logs.levels import LogLevels
 from mqttbroker.logs.output import reopen
 from mqttbroker.net.listeners import OpenListener
-from mqttbroker.net.open_sockets import OpenSockets
-from mqttbroker.server.assembly import apply_limits, apply_to_listener
+from mqttbroker.net.shared_admission import SharedAdmission
+from mqttbroker.server.assembly import apply_limits, apply_terms, apply_to_listener
 from mqttbroker.server.reload import Reloadable
 from mqttbroker.server.stream_control import StreamControl
 from mqttbroker.system.file_limit import client_sockets
@@ -51,14 +52,24 @@ class ReloadedLog(Reloadable):
 
 
 class ReloadedLimits(Reloadable):
-    """The limits and options of the core, and the number of sockets."""
+    """The limits and options of the core."""
 
-    def __init__(self, broker: Broker, sockets: OpenSockets) -> None:
+    def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._sockets = sockets
 
     def apply(self, settings: Settings, before: Settings) -> None:
         apply_limits(self._broker, settings)
+
+
+class ReloadedAdmission(Reloadable):
+    """The terms of all listeners, and the number of sockets."""
+
+    def __init__(self, shared: SharedAdmission) -> None:
+        self._terms = shared.terms
+        self._sockets = shared.sockets
+
+    def apply(self, settings: Settings, before: Settings) -> None:
+        apply_terms(self._terms, settings)
         limits = settings.limits
         self._sockets.max_evictable = limits.max_half_open
         if limits.max_connections + limits.max_half_open != before.limits.max_connections + before.limits.max_half_open:
@@ -93,9 +104,9 @@ class ReloadedBridges(Reloadable):
 
 
 class ReloadedSecurity(Reloadable):
-    """Authenticators, bans, and the files of passwords and rules."""
+    """Authenticators, bans, and the files of passwords and rules; ``broker`` has the clients, if there are any."""
 
-    def __init__(self, security: Security, broker: Broker) -> None:
+    def __init__(self, security: Security, broker: Broker | None) -> None:
         self._security = security
         self._broker = broker
 
@@ -129,10 +140,10 @@ class ReloadedListeners(Reloadable):
 class ReloadedRedirect(Reloadable):
     """The log's line about a redirect in force."""
 
-    def __init__(self, broker: Broker) -> None:
-        self._broker = broker
+    def __init__(self, terms: BrokerTerms) -> None:
+        self._terms = terms
 
     def apply(self, settings: Settings, before: Settings) -> None:
-        redirect = self._broker.terms.redirect
+        redirect = self._terms.redirect
         if redirect is not None:
             log.info("event=redirecting server_reference=%s rate=%d", redirect.server_reference, redirect.rate)

@@ -39,6 +39,7 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener, defect, new_client_id
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import OWN, ListeningSocket, PassedSockets
+from mqttbroker.net.shared_admission import broker_admission
 from mqttbroker.net.tls import FileProblem
 from mqttbroker.net.wire import Endpoint
 from mqttbroker.net.worker_pool import WorkerPool
@@ -51,6 +52,7 @@ from mqttbroker.server.parts import BrokerParts
 from mqttbroker.server.periodic_tasks import GC_FULL, PeriodicTasks
 from mqttbroker.server.reload import Reloader
 from mqttbroker.server.reloaded_parts import (
+    ReloadedAdmission,
     ReloadedBridges,
     ReloadedEvents,
     ReloadedLimits,
@@ -139,19 +141,21 @@ class Server:
         )
         counters = broker.outbound.counters
         self.sockets = OpenSockets(client_sockets(settings), settings.limits.max_half_open, counters)
+        self._shared = broker_admission(self.scheduler, self.sockets)
         self._policies = [listener_policy(settings, one, self.security, counters) for one in settings.listeners]
         self.bridges = Bridges(self._bridge_context())
         self.reloader.register(
             ReloadedEvents(admin.client_events),
             ReloadedLog(log_levels),
-            ReloadedLimits(broker, self.sockets),
+            ReloadedLimits(broker),
+            ReloadedAdmission(self._shared),
             ReloadedStreams(admin.stream_control),
             ReloadedBridges(self.bridges),
             self.workers,
             ReloadedSecurity(self.security, broker),
             ReloadedListeners(self.listeners, self.security),
             admin.http,
-            ReloadedRedirect(broker),
+            ReloadedRedirect(broker.terms),
         )
 
     async def run(self) -> None:
@@ -255,7 +259,7 @@ class Server:
                 raise ConfigError([f"listeners.{index}: {error}"]) from None
 
     async def _open_listener(self, listener: Listener, policy: ListenerPolicy) -> None:
-        open_listener = OpenListener(listener, policy, self.scheduler, self.sockets, self.settings.worker_count > 0)
+        open_listener = OpenListener(listener, policy, self._shared, self.settings.worker_count > 0)
         await self._parts.open(open_listener)
         await open_listener.refresh_revocations(self.settings.crl.expiry_warning)
         self.listeners.append(open_listener)

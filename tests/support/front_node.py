@@ -23,12 +23,12 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.passed_sockets import PassedSockets
+from mqttbroker.net.shared_admission import broker_admission
 from mqttbroker.net.worker_clients import JoinedClients
 from mqttbroker.net.worker_pool import WorkerPool
 from mqttbroker.net.worker_setup import Directory, FrontSetup
-from mqttbroker.server.assembly import build_broker, listener_terms
+from mqttbroker.server.assembly import listener_terms, node_admission
 from mqttbroker.server.workers import Workers
-from sessions.store.interface import Recovered
 from support.core import Core
 
 T = TypeVar("T")
@@ -48,8 +48,7 @@ class Part:
             OpenListener(
                 one,
                 ListenerPolicy(security.policy, self.core.terms, None, self.core.broker.outbound.counters),
-                self.scheduler,
-                self.sockets,
+                broker_admission(self.scheduler, self.sockets),
                 True,
             )
             for one in listeners
@@ -117,21 +116,20 @@ class NodeEnd:
         self.listeners: list[OpenListener] = []
         self.workers = Workers()
         self.failures: list[str] = []
-        self._broker = build_broker(settings, Recovered([], [], [], [], [], 1, 1, 1))  # only its limits and counters count
-        self.counters = self._broker.outbound.counters
-        self._sockets = OpenSockets(1000, 1000, self.counters)
-        self._scheduler = FlushScheduler(self._broker, asyncio.get_running_loop(), lambda _: None, True)
+        self._admission = node_admission(settings, asyncio.get_running_loop())
+        self._admission.sockets.maximum = self._admission.sockets.max_evictable = 1000
+        self.counters = self._admission.counters
 
     async def open(self) -> None:
         for listener in self.settings.listeners:
             policy = ListenerPolicy(
                 AuthenticationChain([], AnonymousPolicy(False)), listener_terms(self.settings, listener), None, self.counters
             )
-            one = OpenListener(listener, policy, self._scheduler, self._sockets, True)
+            one = OpenListener(listener, policy, self._admission, True)
             await one.open(PassedSockets({}))
             self.listeners.append(one)
         self._pool = WorkerPool(
-            1, self.listeners, self._scheduler, lambda: self.settings.log, lambda: 3600.0, self.failures.append, self._front
+            1, self.listeners, self._admission.flush, lambda: self.settings.log, lambda: 3600.0, self.failures.append, self._front
         )
         await self.workers.start(self._pool, asyncio.Event())
 

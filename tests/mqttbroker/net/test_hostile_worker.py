@@ -48,6 +48,7 @@ from mqttbroker.net.link_frames import (
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.shared_admission import broker_admission
 from mqttbroker.net.worker_clients import WorkerClients
 from mqttbroker.net.worker_setup import Failed, Opened, Secured
 
@@ -93,7 +94,7 @@ class Target:
     def _listener(self, kind: str) -> OpenListener:
         security = Security(self.core.settings)
         policy = ListenerPolicy(security.policy, self.core.terms, None, self.counters)
-        listener = OpenListener(Listener(type=kind), policy, self.scheduler, self.sockets, True)
+        listener = OpenListener(Listener(type=kind), policy, broker_admission(self.scheduler, self.sockets), True)
         policy.refuses_certificate = None
         return listener
 

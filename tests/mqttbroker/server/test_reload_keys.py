@@ -21,9 +21,10 @@ from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.net.open_sockets import OpenSockets
+from mqttbroker.net.shared_admission import broker_admission
 from mqttbroker.server.assembly import build_broker, listener_terms
 from mqttbroker.server.reload import Reloader, named_key, with_key
-from mqttbroker.server.reloaded_parts import ReloadedLimits, ReloadedListeners, ReloadedLog, ReloadedSecurity
+from mqttbroker.server.reloaded_parts import ReloadedAdmission, ReloadedLimits, ReloadedListeners, ReloadedLog, ReloadedSecurity
 from mqttbroker.system.service_manager import ServiceManager
 from sessions.store.interface import Recovered
 
@@ -144,13 +145,15 @@ class Plant:
         sockets = OpenSockets(1000, BASE.limits.max_half_open, broker.outbound.counters)
         terms = listener_terms(BASE, BASE.listeners[0])
         policy = ListenerPolicy(security.policy, terms, None, broker.outbound.counters)
-        listener = OpenListener(BASE.listeners[0], policy, scheduler, sockets)
+        shared = broker_admission(scheduler, sockets)
+        listener = OpenListener(BASE.listeners[0], policy, shared)
         self.roots = (broker, security, sockets, policy)
         levels = LogLevels(asyncio.new_event_loop(), BASE.log.level, {})
         self.reloader = Reloader(lambda: BASE, BASE, security, ServiceManager({}))
         self.reloader.register(
             ReloadedLog(levels),
-            ReloadedLimits(broker, sockets),
+            ReloadedLimits(broker),
+            ReloadedAdmission(shared),
             ReloadedSecurity(security, broker),
             ReloadedListeners([listener], security),
         )
