@@ -38,6 +38,7 @@ PARTS = {
             "sessions/reason_names.py",
             "sessions/message.py",
             "sessions/rows.py",
+            "sessions/row_kinds.py",
             "sessions/write_set.py",
             "sessions/pending_changes.py",
             "sessions/journal.py",

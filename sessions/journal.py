@@ -18,18 +18,8 @@ from sessions.counters import Counters
 from sessions.message import Message
 from sessions.producers import Producer
 from sessions.readers.partition_offsets import PartitionOffsets
-from sessions.rows import (
-    EntryKey,
-    MarkRow,
-    OffsetsRow,
-    ProducerKey,
-    ReaderRow,
-    SessionRow,
-    SubscriptionKey,
-    SubscriptionRow,
-    received_key,
-    received_row,
-)
+from sessions.row_kinds import KINDS, MARKS, OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, K, R, RowKind, changes_of_kinds
+from sessions.rows import EntryKey, OffsetsRow, ProducerKey, received_key, received_row
 from sessions.write_set import EntryQuery, PageRequest, WriteSet
 
 # The changes of a row in a batch.
@@ -142,18 +132,13 @@ class _Batch:
         self.updates: list[Entry] = []
         self.deleted_entries: list[EntryKey] = []
         self.received: dict[object, int] = {}  # by `received_key`
-        self.retained: dict[str, Message | None] = {}  # None: delete
-        self.sessions: dict[int, SessionRow] = {}
-        self.deleted_sessions: dict[int, bool] = {}
-        self.subscriptions: dict[SubscriptionKey, SubscriptionRow | None] = {}  # None: delete
+        self.kinds = changes_of_kinds()
+        self.retained = self.kinds[RETAINED.number]
+        self.deleted_sessions = self.kinds[SESSIONS.number].removed
         self.streams: dict[tuple[str, int], list[Message]] = {}
         self.producers: dict[Producer, list[int]] = {}  # the numbers of their messages in `streams`
-        self.deleted_producers: list[ProducerKey] = []
-        self.readers: dict[int, ReaderRow] = {}
-        self.deleted_readers: dict[int, bool] = {}
         self.offsets: list[PartitionOffsets] = []
         self.offset_rows: list[OffsetsRow] = []  # of `offsets`, when the batch is closed
-        self.marks: dict[int, MarkRow] = {}  # by log
         self.pages: list[PageRequest] = []
         self.queries: list[EntryQuery] = []
         self.gates: list[Gate] = []
@@ -305,49 +290,46 @@ class Journal:
     def set_retained(self, topic: str, message: Message | None) -> None:
         """Store the retained message of a topic; None deletes it."""
         batch = self._gathering
-        batch.retained[topic] = message
-        batch.count_row(len(topic) if message is None else message.size)
+        if message is None:
+            batch.retained.remove(topic)
+            batch.count_row(len(topic))
+        else:
+            batch.retained.save(topic, message)
+            batch.count_row(message.size)
 
-    def save_session(self, row: SessionRow) -> None:
-        self._gathering.sessions[row.session_id] = row
-        self._gathering.count_row(0 if row.will is None else len(row.will))
+    def save(self, kind: RowKind[R, K], row: R) -> None:
+        """Store a row in the place of the one with its key."""
+        batch = self._gathering
+        changes = batch.kinds[kind.number]
+        key: object = kind.key_of(row)
+        size: int = kind.size_of(row)
+        before: object = changes.saved.get(key)
+        if before is None:
+            batch.count_row(size)
+        else:
+            more: int = size - kind.size_of(before)
+            batch.size += more
+            batch.rows += more
+            batch.empty = False
+        changes.save(key, row)
 
-    def save_session_later(self, row: SessionRow) -> None:
-        """`save_session` in a commit that there is anyhow; without one, when such rows take `LATER_BYTES`, or at `write_rest`."""
+    def save_later(self, kind: RowKind[R, K], row: R) -> None:
+        """`save` in a commit that there is anyhow; without one, when such rows take `LATER_BYTES`, or at `write_rest`."""
         empty: bool = self._gathering.empty
-        self.save_session(row)
-        self._let_wait(empty)
-
-    def save_subscription_later(self, row: SubscriptionRow) -> None:
-        """`save_subscription`, as `save_session_later` does it."""
-        empty: bool = self._gathering.empty
-        self.save_subscription(row)
-        self._let_wait(empty)
-
-    def _let_wait(self, empty: bool) -> None:
-        """Let the last row wait for another commit; ``empty`` says whether the batch was before it."""
+        self.save(kind, row)
         batch = self._gathering
         batch.empty = empty and batch.size < LATER_BYTES
+
+    def remove(self, kind: RowKind[R, K], key: K) -> None:
+        """Delete the row with a key, and all that it owns: those of a session are its subscriptions, packet ids and entries."""
+        batch = self._gathering
+        batch.kinds[kind.number].remove(key)
+        batch.count_row(kind.key_size(key))
 
     def write_rest(self) -> None:
         """Have everything written that waits for another commit. To be called about once a second, and at the end."""
         if self._gathering.size:
             self._gathering.empty = False
-
-    def delete_session(self, session_id: int) -> None:
-        """Delete a session with its subscriptions, packet ids and entries."""
-        batch = self._gathering
-        batch.deleted_sessions[session_id] = True
-        batch.sessions.pop(session_id, None)
-        batch.count_row(0)
-
-    def save_subscription(self, row: SubscriptionRow) -> None:
-        self._gathering.subscriptions[(row.session_id, row.topic_filter)] = row
-        self._gathering.count_row(len(row.topic_filter))
-
-    def delete_subscription(self, session_id: int, topic_filter: str) -> None:
-        self._gathering.subscriptions[(session_id, topic_filter)] = None
-        self._gathering.count_row(len(topic_filter))
 
     def append_to_stream(self, stream: str, partition: int, message: Message) -> None:
         batch = self._gathering
@@ -373,23 +355,9 @@ class Journal:
 
     def delete_producer(self, key: ProducerKey, producer: Producer | None) -> None:
         """Delete a producer's numbers; ``producer`` is None if it is on disk only."""
-        batch = self._gathering
         if producer is not None:
-            batch.producers.pop(producer, None)
-        batch.deleted_producers.append(key)
-        batch.count_row(len(key[1]) + len(key[2]))
-
-    def save_reader(self, row: ReaderRow) -> None:
-        batch = self._gathering
-        batch.readers[row.reader_id] = row
-        batch.count_row(len(row.topic_filter) + len(row.name))
-
-    def delete_reader(self, reader_id: int) -> None:
-        """Delete a reader of a stream with its offsets."""
-        batch = self._gathering
-        batch.deleted_readers[reader_id] = True
-        batch.readers.pop(reader_id, None)
-        batch.count_row(0)
+            self._gathering.producers.pop(producer, None)
+        self.remove(PRODUCERS, key)
 
     def save_offsets(self, offsets: PartitionOffsets) -> None:
         """Store the offsets of a reader as they are when this batch is closed."""
@@ -397,13 +365,6 @@ class Journal:
             offsets.changed = True
             self._gathering.offsets.append(offsets)
             self._gathering.count_row(0)
-
-    def save_mark(self, row: MarkRow) -> None:
-        """Store how far a log of another shard was read, with everything of it that this batch has."""
-        batch = self._gathering
-        if row.log not in batch.marks:
-            batch.count_row(0)
-        batch.marks[row.log] = row
 
     def request_page(self, request: PageRequest) -> None:
         """Read a page after the commit of everything gathered so far."""
@@ -441,7 +402,7 @@ class Journal:
     def wait_for_retained(self, gate: Gate, topic: str) -> None:
         """Have a gate wait until earlier changes of a topic's retained message are on disk."""
         for batch in (self._writing, self._gathering):
-            if batch is not None and topic in batch.retained:
+            if batch is not None and (topic in batch.retained.saved or topic in batch.retained.removed):
                 gate.pending += 1
                 batch.gates.append(gate)
 
@@ -455,16 +416,22 @@ class Journal:
         self._writing = batch
         self._visited = 0
         write_set = WriteSet()
-        deleted = batch.deleted_sessions
-        write_set.deleted_sessions = list(deleted)
-        write_set.sessions = [row for session_id, row in batch.sessions.items() if session_id not in deleted]
-        for key, row in batch.subscriptions.items():
-            if key[0] in deleted:
+        for kind in KINDS:
+            changes = batch.kinds[kind.number]
+            if not changes.saved and not changes.removed:
                 continue
-            if row is not None:
-                write_set.subscriptions.append(row)
+            owner = kind.owner
+            if owner is not None and kind.removed_with_owner:
+                owners = batch.kinds[owner.number].removed
+                if owners:
+                    changes.leave_out(owners)
+            gone = changes.removed
+            if kind.numbered and gone:
+                write_set.rows[kind.number] = [row for key, row in changes.saved.items() if key not in gone]
             else:
-                write_set.deleted_subscriptions.append(key)
+                write_set.rows[kind.number] = list(changes.saved.values())
+            write_set.removed_keys[kind.number] = list(gone)
+        deleted = batch.deleted_sessions
         write_set.deleted_entries = batch.deleted_entries
         pair: Any
         removed: list[Any] = write_set.deleted_received
@@ -476,24 +443,16 @@ class Journal:
                 removed.append(pair)
             if change != _REMOVED:
                 added.append(pair)
-        for topic, message in batch.retained.items():
-            if message is None:
-                write_set.deleted_retained.append(topic)
-            else:
-                write_set.retained.append(message)
         write_set.stream_messages = batch.streams
-        write_set.deleted_producers = batch.deleted_producers
-        write_set.producers = [producer.row() for producer in batch.producers]
-        write_set.deleted_readers = list(batch.deleted_readers)
-        write_set.readers = [row for reader_id, row in batch.readers.items() if reader_id not in batch.deleted_readers]
+        for producer in batch.producers:
+            write_set.rows[PRODUCERS.number].append(producer.row())
         if batch.offsets:
-            batch.offsets = [each for each in batch.offsets if each.reader_id not in batch.deleted_readers]
+            readers = batch.kinds[READERS.number].removed
+            batch.offsets = [each for each in batch.offsets if each.reader_id not in readers]
             for offsets in batch.offsets:
                 offsets.changed = False
                 batch.offset_rows.append(offsets.row())
-            write_set.offsets = batch.offset_rows
-        if batch.marks:
-            write_set.marks = list(batch.marks.values())
+            write_set.rows[OFFSETS.number] = list(batch.offset_rows)
         write_set.pages = batch.pages
         write_set.queries = batch.queries
         write_set.after_failure = batch.after_failure
@@ -661,10 +620,11 @@ class Journal:
         # All entries are marked before the first session is notified, because it then searches for an entry to send.
         refused: list[Entry] = []
         kept: list[Entry] = []
+        marks = batch.kinds[MARKS.number].saved
         for entry in written:
             gate = entry.gate
             if entry.disk == STORED:
-                if gate is NOT_SENT_AGAIN or (batch.marks and (gate is None or gate is IN_ANOTHER_LOG)):
+                if gate is NOT_SENT_AGAIN or (marks and (gate is None or gate is IN_ANOTHER_LOG)):
                     kept.append(entry)
                     continue
                 refused.append(entry)
@@ -696,22 +656,23 @@ class Journal:
         """Put the changes of a failed batch before those gathered since."""
         new = self._gathering
         new.carried += old.carried + old.rows
-        for session_id in old.deleted_sessions:
-            new.deleted_sessions[session_id] = True
-        for session_id, row in old.sessions.items():
-            if session_id not in new.sessions and session_id not in new.deleted_sessions:
-                new.sessions[session_id] = row
-        for key, subscription in old.subscriptions.items():
-            if key not in new.subscriptions and key[0] not in new.deleted_sessions:
-                new.subscriptions[key] = subscription
+        for kind in KINDS:
+            later = new.kinds[kind.number]
+            earlier = old.kinds[kind.number]
+            owner = kind.owner
+            for key in earlier.removed:
+                if key not in later.saved:
+                    later.removed[key] = True
+            for key, row in earlier.saved.items():
+                if key not in later.saved and key not in later.removed:
+                    later.saved[key] = row
+            if owner is not None and kind.removed_with_owner and new.kinds[owner.number].removed:
+                later.leave_out(new.kinds[owner.number].removed)
         pair: Any
         for pair, change in old.received.items():
             # What was added is refused, but not what was removed before it.
             if change != _ADDED and received_row(pair)[0] not in new.deleted_sessions:
                 new.received[pair] = _REMOVED if new.received.get(pair, _REMOVED) == _REMOVED else _REPLACED
-        for topic, message in old.retained.items():
-            if topic not in new.retained:
-                new.retained[topic] = message
         updates: list[Entry] = []
         for entry in old.updates:
             if entry.disk == STORED and not entry.changed:
@@ -719,20 +680,11 @@ class Journal:
                 updates.append(entry)
         new.updates = updates + new.updates
         new.deleted_entries = old.deleted_entries + new.deleted_entries
-        new.deleted_producers = old.deleted_producers + new.deleted_producers
-        for reader_id, reader in old.readers.items():
-            if reader_id not in new.readers and reader_id not in new.deleted_readers:
-                new.readers[reader_id] = reader
-        for reader_id in old.deleted_readers:
-            new.deleted_readers[reader_id] = True
         for offsets in old.offsets:
             offsets.not_stored()
             if not offsets.changed:
                 offsets.changed = True
                 new.offsets.append(offsets)
-        for log, mark in old.marks.items():
-            if log not in new.marks:
-                new.marks[log] = mark
         new.pages = old.pages + new.pages
         new.queries = old.queries + new.queries
         # Only a write shows that the store has recovered.

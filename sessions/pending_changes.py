@@ -12,18 +12,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from sessions.message import Message
-from sessions.rows import (
-    OffsetsKey,
-    OffsetsRow,
-    PageRow,
-    ProducerKey,
-    ProducerRow,
-    ReaderRow,
-    SessionRow,
-    SubscriptionKey,
-    SubscriptionRow,
-    received_row,
-)
+from sessions.row_kinds import KINDS, SESSIONS, RowKind, changes_of_kinds
+from sessions.rows import PageRow, received_row
 from sessions.write_set import WriteSet
 
 # Memory of a message beside its `Message.size`, and of another row, in bytes.
@@ -49,9 +39,8 @@ class PendingChanges:
         self._received_before: int = _STORE if salvaged else _INSERT
         self._bytes = 0  # of messages, and of texts of variable length
         self.empty = True
-        self._deleted_sessions: dict[int, bool] = {}
-        self._sessions: dict[int, SessionRow] = {}
-        self._subscriptions: dict[SubscriptionKey, SubscriptionRow | None] = {}  # None: delete
+        self._kinds = changes_of_kinds()
+        self._deleted_sessions = self._kinds[SESSIONS.number].removed
         self._messages: dict[object, Message] = {}
         self._references: dict[object, int] = {}  # entries in `_entries` that share a message, by its id
         # By seq, which no two entries of a store have in common.
@@ -60,69 +49,45 @@ class PendingChanges:
         self._deleted_entries: dict[object, _Row] = {}
         self.last_seq = 0  # of the entries that were added, removed again or not
         self._received: dict[object, int] = {}
-        self._retained: dict[str, Message | None] = {}  # None: delete
-        self._deleted_producers: dict[ProducerKey, bool] = {}
-        self._producers: dict[ProducerKey, ProducerRow] = {}
-        self._deleted_readers: dict[int, bool] = {}
-        self._readers: dict[int, ReaderRow] = {}
-        self._offsets: dict[OffsetsKey, OffsetsRow] = {}
 
     @property
     def size(self) -> int:
         """About the memory that the changes take, in bytes."""
-        rows: int = len(self._deleted_sessions) + len(self._sessions) + len(self._subscriptions) + len(self._retained)
-        rows += len(self._entries) + len(self._updates) + len(self._deleted_entries) + len(self._received)
-        rows += len(self._deleted_producers) + len(self._producers)
-        rows += len(self._deleted_readers) + len(self._readers) + len(self._offsets)
+        rows: int = len(self._entries) + len(self._updates) + len(self._deleted_entries) + len(self._received)
+        for changes in self._kinds:
+            rows += len(changes.saved) + len(changes.removed)
         return self._bytes + ROW_OVERHEAD * rows
 
     def merge(self, write_set: WriteSet) -> None:
         """Add the changes of a later write set."""
         self.empty = False
-        for session_id in write_set.deleted_sessions:
-            self._deleted_sessions[session_id] = True
-            self._sessions.pop(session_id, None)
-        for session in write_set.sessions:
-            self._sessions[session.session_id] = session
-        for subscription in write_set.subscriptions:
-            self._subscriptions[(subscription.session_id, subscription.topic_filter)] = subscription
-            self._bytes += len(subscription.topic_filter)
-        for subscription_key in write_set.deleted_subscriptions:
-            self._subscriptions[subscription_key] = None
+        for kind in KINDS:
+            keys = write_set.removed_keys[kind.number]
+            rows = write_set.rows[kind.number]
+            if keys or rows:
+                self._merge_kind(kind, keys, rows)
         messages = self._messages
         for message in write_set.messages:
             messages[message.id] = message
             self._bytes += MESSAGE_OVERHEAD + message.size
         self._merge_entries(write_set)
         self._merge_received(write_set)
-        for message in write_set.retained:
-            self._retained[message.topic] = message
-            self._bytes += MESSAGE_OVERHEAD + message.size
-        for topic in write_set.deleted_retained:
-            self._retained[topic] = None
-        for producer_key in write_set.deleted_producers:
-            self._producers.pop(producer_key, None)
-            self._deleted_producers[producer_key] = True
-        for producer in write_set.producers:
-            self._producers[(producer.stream, producer.user_name, producer.producer_id)] = producer
-            self._bytes += len(producer.missing)
-        self._merge_readers(write_set)
 
-    def _merge_readers(self, write_set: WriteSet) -> None:
-        offsets = self._offsets
-        for reader_id in write_set.deleted_readers:
-            self._deleted_readers[reader_id] = True
-            self._readers.pop(reader_id, None)
-            for key in [key for key in offsets if key[0] == reader_id]:
-                self._bytes -= len(offsets.pop(key).pending)
-        for reader in write_set.readers:
-            self._readers[reader.reader_id] = reader
-            self._bytes += len(reader.topic_filter)
-        for row in write_set.offsets:
-            place = (row.reader_id, row.partition)
-            old = offsets.get(place)
-            self._bytes += len(row.pending) - (0 if old is None else len(old.pending))
-            offsets[place] = row
+    def _merge_kind(self, kind: RowKind[Any, Any], keys: list[Any], rows: list[Any]) -> None:
+        changes = self._kinds[kind.number]
+        overhead: int = MESSAGE_OVERHEAD if kind.of_messages else 0
+        for key in keys:
+            before: object = changes.saved.get(key)
+            if before is not None:
+                self._bytes -= kind.size_of(before) + overhead
+            changes.remove(key)
+        for row in rows:
+            key = kind.key_of(row)
+            before = changes.saved.get(key)
+            if before is not None:
+                self._bytes -= kind.size_of(before) + overhead
+            self._bytes += kind.size_of(row) + overhead
+            changes.save(key, row)
 
     def _merge_received(self, write_set: WriteSet) -> None:
         changes = self._received
@@ -196,17 +161,18 @@ class PendingChanges:
 
     def write_set(self) -> WriteSet:
         """All changes as one write set, without streams and reads. Nothing may be merged afterwards."""
-        deleted = self._deleted_sessions
-        if deleted:
+        if self._deleted_sessions:
             self._leave_out_deleted()
         result = WriteSet()
-        result.deleted_sessions = list(deleted)
-        result.sessions = list(self._sessions.values())
-        for key, subscription in self._subscriptions.items():
-            if subscription is None:
-                result.deleted_subscriptions.append(key)
-            else:
-                result.subscriptions.append(subscription)
+        for kind in KINDS:
+            changes = self._kinds[kind.number]
+            owner = kind.owner
+            if owner is not None and kind.removed_with_owner:
+                owners = self._kinds[owner.number].removed
+                if owners:
+                    changes.leave_out(owners)
+            result.rows[kind.number] = list(changes.saved.values())
+            result.removed_keys[kind.number] = list(changes.removed)
         result.messages = list(self._messages.values())
         entries = self._entries
         changed: list[Any] = result.entry_updates
@@ -227,22 +193,11 @@ class PendingChanges:
                 removed.append(received)
             else:
                 inserted.append(received)
-        for topic, message in self._retained.items():
-            if message is None:
-                result.deleted_retained.append(topic)
-            else:
-                result.retained.append(message)
-        result.deleted_producers = list(self._deleted_producers)
-        result.producers = list(self._producers.values())
-        result.deleted_readers = list(self._deleted_readers)
-        result.readers = list(self._readers.values())
-        result.offsets = list(self._offsets.values())
         return result
 
     def _leave_out_deleted(self) -> None:
         """Drop the rows of deleted sessions, which the tables delete as a whole."""
         deleted = self._deleted_sessions
-        self._subscriptions = {key: row for key, row in self._subscriptions.items() if key[0] not in deleted}
         received: list[Any] = list(self._received)
         for key in received:
             if received_row(key)[0] in deleted:

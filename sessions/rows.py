@@ -201,12 +201,9 @@ def received_row(key: ReceivedKey) -> tuple[int, int]:
 
 # A producer's key.
 ProducerKey = tuple[str, str, str]
-PRODUCER_KEY_COLUMNS: Final = ("stream", "user_name", "producer_id")
 
 # The key of a reader's offsets in one partition.
 OffsetsKey = tuple[int, int]
-OFFSETS_KEY_COLUMNS: Final = ("reader_id", "partition")
 
 # A subscription's key.
 SubscriptionKey = tuple[int, str]
-SUBSCRIPTION_KEY_COLUMNS: Final = ("session_id", "topic_filter")

@@ -10,6 +10,7 @@ from mypy_extensions import i64
 from sessions.context import SESSION_BYTES, SessionContext
 from sessions.deliveries import Deliveries
 from sessions.delivery import ClientConnection
+from sessions.row_kinds import SUBSCRIPTIONS
 from sessions.rows import PageRow, SubscriptionRow
 from sessions.will import SessionWill
 from topic_matcher.filters import text_bytes
@@ -105,7 +106,7 @@ class Session:
             # The client may have subscribed to the filter again, with or without another replay.
             if subscription is sent or subscription not in self.pending_retained:
                 subscription.options &= ~AWAITS_RETAINED
-                self.context.journal.save_subscription_later(subscription.row())
+                self.context.journal.save_later(SUBSCRIPTIONS, subscription.row())
 
     def set_will(self, will: SessionWill | None) -> None:
         """Set or delete the will."""

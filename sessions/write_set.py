@@ -7,27 +7,13 @@ through the store's ``done``.
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Any
 
 from mypy_extensions import mypyc_attr
 
 from sessions.message import Message
-from sessions.rows import (
-    EntryKey,
-    EntryRow,
-    EntryUpdate,
-    MarkRow,
-    MessageRow,
-    OffsetsRow,
-    PageRow,
-    ProducerKey,
-    ProducerRow,
-    ReaderRow,
-    ReceivedKey,
-    SessionRow,
-    StoredEntry,
-    SubscriptionKey,
-    SubscriptionRow,
-)
+from sessions.row_kinds import KINDS, K, R, RowKind
+from sessions.rows import EntryKey, EntryRow, EntryUpdate, MessageRow, PageRow, ReceivedKey, StoredEntry
 
 
 class PageRequest:
@@ -100,31 +86,19 @@ class EntryQuery:
 
 
 class WriteSet:
-    """The changes of one transaction, applied in the order of the attributes; rows are those of `sessions.rows`.
+    """The changes of one transaction. Rows are those of `sessions.rows`.
 
-    A key occurs at most once in a list. The id of a deleted session is never used again, and nothing else of that
-    session occurs beside it.
+    A key occurs at most once in a list. The id of a deleted session or reader is never used again, and nothing else of it occurs
+    beside it.
 
-    ``deleted_sessions``
-        ids of sessions; their subscriptions, packet ids and entries go too
-    ``sessions``, ``subscriptions``, ``retained``
-        inserted, or replace the row with the same key
+    ``removed`` and ``saved`` of each of the `KINDS`
+        deleted, with the rows that they own, then inserted; a row replaces the one with its key
     ``messages``, ``entries``
-        inserted; a message has its `Message.id`
+        inserted; a message has its `Message.id`. Then come ``entry_updates`` and ``deleted_entries``
     ``deleted_received``, ``received``
         deleted, then inserted; only a key that is deleted too may be there already
     ``stream_messages``
         records per (stream, partition), in their order
-    ``deleted_producers``
-        keys; a producer that was deleted may be among ``producers`` again
-    ``producers``
-        inserted, or replace the row with the same key
-    ``deleted_readers``
-        ids, never used again; their offsets go too
-    ``readers``, ``offsets``
-        inserted, or replace the row with the same key
-    ``marks``
-        inserted, or replace the row with the same key; in a cluster only
     ``pages``, ``queries``
         read as of this commit, after it
     ``after_failure``
@@ -133,53 +107,47 @@ class WriteSet:
     """
 
     def __init__(self) -> None:
-        self.deleted_sessions: list[int] = []
-        self.sessions: list[SessionRow] = []
-        self.subscriptions: list[SubscriptionRow] = []
-        self.deleted_subscriptions: list[SubscriptionKey] = []
+        self.rows: list[list[Any]] = [[] for _ in KINDS]  # by number of the kind
+        self.removed_keys: list[list[Any]] = [[] for _ in KINDS]  # likewise
         self.messages: list[Message] = []
         self.entries: list[EntryRow] = []
         self.entry_updates: list[EntryUpdate] = []
         self.deleted_entries: list[EntryKey] = []
         self.received: list[ReceivedKey] = []
         self.deleted_received: list[ReceivedKey] = []
-        self.retained: list[Message] = []
-        self.deleted_retained: list[str] = []
         self.stream_messages: dict[tuple[str, int], list[Message]] = {}
-        self.deleted_producers: list[ProducerKey] = []
-        self.producers: list[ProducerRow] = []
-        self.deleted_readers: list[int] = []
-        self.readers: list[ReaderRow] = []
-        self.offsets: list[OffsetsRow] = []
-        self.marks: list[MarkRow] = []
         self.pages: list[PageRequest] = []
         self.queries: list[EntryQuery] = []
         self.after_failure = False
 
+    def saved(self, kind: RowKind[R, K]) -> list[R]:
+        """The rows of a kind."""
+        return self.rows[kind.number]
+
+    def removed(self, kind: RowKind[R, K]) -> list[K]:
+        """The keys of removed rows of a kind."""
+        return self.removed_keys[kind.number]
+
     def has_changes(self) -> bool:
         """Whether there is anything to commit; pages and queries alone need no commit."""
-        return bool(
-            self.deleted_sessions
-            or self.sessions
-            or self.subscriptions
-            or self.deleted_subscriptions
-            or self.messages
+        if (
+            self.messages
             or self.entries
             or self.entry_updates
             or self.deleted_entries
             or self.received
             or self.deleted_received
-            or self.retained
-            or self.deleted_retained
             or self.stream_messages
-            or self.deleted_producers
-            or self.producers
-            or self.deleted_readers
-            or self.readers
-            or self.offsets
-            or self.marks
             or self.after_failure
-        )
+        ):
+            return True
+        for rows in self.rows:
+            if rows:
+                return True
+        for keys in self.removed_keys:
+            if keys:
+                return True
+        return False
 
 
 def message_rows(messages: list[Message]) -> list[MessageRow]:

@@ -20,6 +20,7 @@ from mqttbroker.migration.mosquitto_database import (
 )
 from sessions.journal import AWAIT_PUBACK, AWAIT_PUBCOMP, AWAIT_PUBREC, QUEUED
 from sessions.message import Message
+from sessions.row_kinds import RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import EntryRow, ReceivedKey, SessionRow, SubscriptionRow, received_key
 from sessions.session import NEVER, NO_LOCAL, RETAIN_AS_PUBLISHED
 from sessions.write_set import WriteSet
@@ -162,14 +163,14 @@ class Rows:
         """Everything, in write sets of bounded size, each of which refers to rows of itself or of those before."""
         batch = _Batch()
         for client in self._database.clients:
-            batch.write_set.sessions.append(self._session_row(client))
+            batch.write_set.saved(SESSIONS).append(self._session_row(client))
             yield from batch.grown(len(client.client_id))
         for one in self._subscriptions:
             row = SubscriptionRow(self._sessions[one.client_id], one.topic_filter, one.options & 3, one.options, one.identifier)
-            batch.write_set.subscriptions.append(row)
+            batch.write_set.saved(SUBSCRIPTIONS).append(row)
             yield from batch.grown(len(one.topic_filter))
         for message in self._retained.values():
-            batch.write_set.retained.append(message)
+            batch.write_set.saved(RETAINED).append(message)
             yield from batch.grown(message.size)
         batch.write_set.received += self._received
         yield from self._queues(batch)

@@ -41,6 +41,7 @@ from sessions.journal import Journal
 from sessions.producers import Producers
 from sessions.registry import Registry
 from sessions.retained import message_from_row
+from sessions.row_kinds import OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.session import AWAITS_RETAINED, NEVER, Subscription
 from sessions.store.interface import Recovered
 
@@ -148,7 +149,7 @@ def build_broker(settings: Settings, recovered: Recovered, security: Security | 
     """The broker core for these settings; without ``security`` it reads the files that they name. ``cluster`` is that of a shard's core."""
     if security is None:
         security = Security(settings)
-    if any(row.permissions is not None for row in recovered.sessions):
+    if any(row.permissions is not None for row in recovered.rows(SESSIONS)):
         security.rules.restrictive = True
     limits = settings.limits
     clustered = cluster is not None
@@ -240,7 +241,7 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     """
     registry = broker.registry
     permissions_reader = PermissionsReader()
-    for row in _consumed(recovered.sessions):
+    for row in _consumed(recovered.rows(SESSIONS)):
         session = registry.load(row.session_id, row.client_id)
         session.version = row.version
         session.set_username(row.username)
@@ -257,19 +258,19 @@ def restore(broker: Broker, recovered: Recovered, now: float) -> None:
     registry.client_ids.sort()
     for queue in _consumed(recovered.queues):
         registry.by_id[queue.session_id].deliveries.queue.count_stored(queue.entries, queue.size, queue.last_seq)
-    for stored in _consumed(recovered.subscriptions):
+    for stored in _consumed(recovered.rows(SUBSCRIPTIONS)):
         session = registry.by_id[stored.session_id]
         subscription = Subscription(session, stored.topic_filter, stored.options, stored.subscription_id)
         broker.subscriptions.load(subscription)
         if subscription.options & AWAITS_RETAINED:
             session.add_pending_retained([subscription])
-    for retained in _consumed(recovered.retained):
+    for retained in _consumed(recovered.rows(RETAINED)):
         broker.retained.load(message_from_row(retained))
-    for known in _consumed(recovered.producers):
+    for known in _consumed(recovered.rows(PRODUCERS)):
         broker.deduplication.load(known)
-    for reader in _consumed(recovered.readers):
+    for reader in _consumed(recovered.rows(READERS)):
         broker.stored_readers.load(reader)
-    for offsets in _consumed(recovered.offsets):
+    for offsets in _consumed(recovered.rows(OFFSETS)):
         broker.stored_readers.load_offsets(offsets)
     broker.users.terms_changed()
 

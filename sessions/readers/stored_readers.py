@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from sessions.journal import Journal
 from sessions.readers.partition_offsets import PartitionOffsets, offsets_from_row
+from sessions.row_kinds import READERS
 from sessions.rows import GROUP_READER, QUEUE_READER, SUBSCRIPTION_READER, OffsetsRow, ReaderRow
 
 Key = tuple[int, str, str]
@@ -42,7 +43,7 @@ class StoredReader:
         """Store another start text and other options."""
         if start != self.row.start or options != self.row.options:
             self.row = self.row._replace(start=start, options=options)
-            self._journal.save_reader(self.row)
+            self._journal.save(READERS, self.row)
 
     def fill(self, positions: list[int]) -> None:
         """Add the partitions that are missing, at these offsets."""
@@ -95,7 +96,7 @@ class StoredReaders:
         row = ReaderRow(
             self.next_id, kind, session_id if kind == SUBSCRIPTION_READER else -kind, name, stream, topic_filter, start, options, now
         )
-        self._journal.save_reader(row)
+        self._journal.save(READERS, row)
         reader = self._add(row)
         reader.fill(positions)
         return reader
@@ -116,7 +117,7 @@ class StoredReaders:
             del self.by_id[row.reader_id]
             del self._by_key[_key(row)]
             self._counts[(row.kind, row.stream)] -= 1
-            self._journal.delete_reader(row.reader_id)
+            self._journal.remove(READERS, row.reader_id)
 
     def of_stream(self, stream: str) -> list[StoredReader]:
         """The readers of a stream, in the order of their ids."""

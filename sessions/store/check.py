@@ -11,20 +11,20 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
+from sessions.row_kinds import KINDS, RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.store.schema import APPLICATION_ID, MIGRATIONS
 
+_OF_KINDS = {kind.table: kind.name for kind in KINDS if kind.in_record}
+_FIRST = (SESSIONS.table, SUBSCRIPTIONS.table)
 # The tables in the order of reports, and the name of their rows there.
 TABLES = {
-    "sessions": "sessions",
-    "subscriptions": "subscriptions",
+    **{table: _OF_KINDS[table] for table in _FIRST},
     "messages": "messages",
     "queue": "queue entries",
     "received": "packet ids",
-    "retained": "retained messages",
+    RETAINED.table: RETAINED.name,
     "stream_ends": "stream ends",
-    "producers": "producers",
-    "stream_readers": "stream readers",
-    "stream_offsets": "offsets of stream readers",
+    **_OF_KINDS,
 }
 # The position of the commit log; not in reports.
 COMMIT_LOG = "commit_log"
@@ -63,9 +63,16 @@ class Rule(NamedTuple):
 _NO_SESSION = "session_id NOT IN (SELECT session_id FROM sessions)"
 _SIZE = "(SELECT length(topic) + length(payload) + length(properties) FROM messages WHERE messages.id = message_id)"
 RULES = (
-    Rule("without a session", "subscriptions", _NO_SESSION),
+    *(
+        Rule(
+            f"without a {kind.owner_column.removesuffix('_id')}",
+            kind.table,
+            f"{kind.owner_column} NOT IN (SELECT {kind.owner_column} FROM {kind.owner.table})",
+        )
+        for kind in KINDS
+        if kind.owner is not None and kind.removed_with_owner
+    ),
     Rule("without a session", "received", _NO_SESSION),
-    Rule("without a reader", "stream_offsets", "reader_id NOT IN (SELECT reader_id FROM stream_readers)"),
     Rule("without a message", "queue", "message_id NOT IN (SELECT id FROM messages)"),
     Rule("that no queue entry refers to", "messages", "id NOT IN (SELECT message_id FROM queue)"),
     Rule(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from sessions.message import Message
-from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.row_kinds import KINDS, K, R, RowKind
+from sessions.rows import QueueRow
 from sessions.write_set import Page, WriteSet
 
 Done = Callable[[WriteSet, Exception | None], None]
@@ -31,21 +32,24 @@ class CorruptStore(StoreError):
 class Recovered(NamedTuple):
     """The contents of the tables at start, except queued messages.
 
-    ``disconnected_at`` is None for a session whose client was connected when the broker was killed. ``queues`` has the
-    sessions with stored entries; ``producers`` are in the order of their last use, ``readers`` in the order of their ids.
-    The ``next_`` ids are greater than any that is stored.
+    ``kinds`` has the rows of each of the `KINDS`, by number. ``disconnected_at`` is None for a session whose client was connected
+    when the broker was killed. ``queues`` has the sessions with stored entries. The ``next_`` ids are greater than any that is stored.
     """
 
-    sessions: list[SessionRow]
-    subscriptions: list[SubscriptionRow]
-    retained: list[RetainedRow]
-    producers: list[ProducerRow]
+    kinds: list[list[Any]]
     queues: list[QueueRow]
     next_session_id: int
     next_message_id: int
     next_seq: int
-    readers: list[ReaderRow] = []
-    offsets: list[OffsetsRow] = []
+
+    def rows(self, kind: RowKind[R, K]) -> list[Any]:
+        """The rows of a kind, in the order of `RowKind.order`."""
+        return self.kinds[kind.number]
+
+
+def nothing_recovered() -> Recovered:
+    """The contents of empty tables."""
+    return Recovered([[] for _ in KINDS], [], 1, 1, 1)
 
 
 class Progress(NamedTuple):

@@ -22,23 +22,15 @@ from operator import attrgetter, itemgetter
 from typing import Any
 
 from sessions.message import Message
+from sessions.row_kinds import KINDS, RowKind
 from sessions.rows import (
     ENTRY_COLUMNS,
     ENTRY_KEY_COLUMNS,
     MESSAGE_COLUMNS,
-    OFFSETS_KEY_COLUMNS,
-    PRODUCER_KEY_COLUMNS,
     RECEIVED_COLUMNS,
-    SUBSCRIPTION_KEY_COLUMNS,
     EntryKey,
-    OffsetsRow,
     PageRow,
-    ProducerRow,
-    ReaderRow,
-    RetainedRow,
-    SessionRow,
     StoredEntry,
-    SubscriptionRow,
     received_row,
 )
 from sessions.write_set import EntryQuery, Page, PageRequest, message_rows
@@ -130,13 +122,6 @@ class MessageStatement(Statement):
         super().run(connection, self._rows_of([message for message in rows if message.size <= LARGE_BYTES]))
 
 
-_retained_columns: Callable[[Message], Iterable[Any]] = attrgetter(*RetainedRow._fields)
-
-
-def _retained_rows(messages: list[Message]) -> Sequence[Iterable[Any]]:
-    return list(map(_retained_columns, messages))
-
-
 def _insert_sql(table: str, columns: Sequence[str], keys: Sequence[str] = ()) -> str:
     """Insert rows, or update those whose `keys` are there already."""
     names = ", ".join(columns)
@@ -164,17 +149,33 @@ def _delete(
     return Statement(sql, len(keys), filler, values_of=values_of)
 
 
-DELETE_SESSIONS = _delete("sessions", ["session_id"])
-DELETE_SUBSCRIPTIONS_OF = _delete("subscriptions", ["session_id"])
+class KindStatements:
+    """The statements of one of the `KINDS`: ``saved`` for rows, ``removed`` for keys, ``removed_with_owner`` for keys of owners."""
+
+    def __init__(self, kind: RowKind[Any, Any]) -> None:
+        types = dict(zip(kind.columns, kind.types))
+        filler = "" if types[kind.key[0]] is str else 0
+        self.number = kind.number
+        self.saved: Statement
+        if kind.of_messages:
+            columns_of: Callable[[Message], Iterable[Any]] = attrgetter(*kind.columns)
+            self.saved = MessageStatement(
+                _insert_sql(kind.table, kind.columns, kind.key), kind.columns, lambda messages: list(map(columns_of, messages))
+            )
+        else:
+            self.saved = _insert(kind.table, kind.columns, kind.key, [column for column in kind.columns if types[column] is bytes])
+        self.removed = _delete(kind.table, kind.key, filler=filler)
+        self.owner = kind.owner.number if kind.owner is not None and kind.removed_with_owner else None
+        self.removed_with_owner = _delete(kind.table, [kind.owner_column]) if self.owner is not None else None
+
+
+OF_KINDS = [KindStatements(kind) for kind in KINDS if kind.in_record]
 DELETE_RECEIVED_OF = _delete("received", ["session_id"])
 FIND_QUEUES = Statement(
     "SELECT column1, (SELECT max(seq) FROM queue WHERE session_id = column1) FROM {rows}"
     " WHERE EXISTS (SELECT 1 FROM queue WHERE session_id = column1)",
     1,
 )
-SESSIONS = _insert("sessions", SessionRow._fields, ["session_id"])
-SUBSCRIPTIONS = _insert("subscriptions", SubscriptionRow._fields, SUBSCRIPTION_KEY_COLUMNS)
-DELETE_SUBSCRIPTIONS = _delete("subscriptions", SUBSCRIPTION_KEY_COLUMNS)
 # Rows that are there already are replaced: a repair may apply a part of the commit log again.
 MESSAGES = MessageStatement(_insert_sql("messages", MESSAGE_COLUMNS, ["id"]), MESSAGE_COLUMNS, message_rows)
 # An entry has the size of its message, so that a start need not read the messages.
@@ -193,14 +194,6 @@ DELETE_SHARED_MESSAGES = _delete(
 )
 RECEIVED = Statement(_insert_sql("received", RECEIVED_COLUMNS, RECEIVED_COLUMNS), 2, values_of=received_row)
 DELETE_RECEIVED = _delete("received", RECEIVED_COLUMNS, values_of=received_row)
-RETAINED = MessageStatement(_insert_sql("retained", RetainedRow._fields, ["topic"]), RetainedRow._fields, _retained_rows)
-DELETE_RETAINED = _delete("retained", ["topic"], filler="")
-PRODUCERS = _insert("producers", ProducerRow._fields, PRODUCER_KEY_COLUMNS, blobs=["missing"])
-DELETE_PRODUCERS = _delete("producers", PRODUCER_KEY_COLUMNS, filler="")
-DELETE_READERS = _delete("stream_readers", ["reader_id"])
-DELETE_OFFSETS_OF = _delete("stream_offsets", ["reader_id"])
-READERS = _insert("stream_readers", ReaderRow._fields, ["reader_id"])
-OFFSETS = _insert("stream_offsets", OffsetsRow._fields, OFFSETS_KEY_COLUMNS, blobs=["pending"])
 STREAM_ENDS = _insert("stream_ends", ["stream", "partition", "end_offset"], ["stream", "partition"])
 
 # Delete the entries of a session up to a seq, in this order, and the messages that no other entry refers to.

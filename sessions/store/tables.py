@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 from uuid import UUID, uuid4
 
-from sessions.rows import OffsetsRow, ProducerRow, QueueRow, ReaderRow, RetainedRow, SessionRow, SubscriptionRow
+from sessions.row_kinds import KINDS, SESSIONS, SUBSCRIPTIONS
+from sessions.rows import QueueRow
 from sessions.store import statements as sql
 from sessions.store.interface import CorruptStore, Partition, Recovered, StoreError
 from sessions.write_set import EntryQuery, Page, PageRequest, WriteSet
@@ -55,30 +56,23 @@ class SqliteTables:
 
     def recover(self) -> Recovered:
         connection = self._connection
-        sessions = _rows(SessionRow, connection.execute(_select(SessionRow._fields, "sessions ORDER BY session_id")))
-        subscriptions = _rows(SubscriptionRow, connection.execute(_select(SubscriptionRow._fields, "subscriptions")))
-        retained = _rows(RetainedRow, connection.execute(_select(RetainedRow._fields, "retained")))
-        producers = _rows(ProducerRow, connection.execute(_select(ProducerRow._fields, "producers ORDER BY used")))
-        readers = _rows(ReaderRow, connection.execute(_select(ReaderRow._fields, "stream_readers ORDER BY reader_id")))
-        offsets = _rows(OffsetsRow, connection.execute(_select(OffsetsRow._fields, "stream_offsets ORDER BY reader_id, partition")))
+        rows: list[list[Any]] = [[] for _ in KINDS]
+        for kind in KINDS:
+            if kind.in_record:
+                rows[kind.number] = _rows(kind.row_type, connection.execute(_select(kind.columns, kind.table_in_order)))
         queues = _rows(QueueRow, connection.execute(sql.QUEUES))
-        known = {row.session_id for row in sessions}
-        unknown = {row.session_id for row in subscriptions} - known
+        known = {row.session_id for row in rows[SESSIONS.number]}
+        unknown = {row.session_id for row in rows[SUBSCRIPTIONS.number]} - known
         if unknown:
             raise CorruptStore(f"{self._path}: subscriptions of {len(unknown)} unknown sessions")
         self._purge = {row.session_id: row.last_seq for row in queues if row.session_id not in known}
         last_message = connection.execute("SELECT max(id) FROM messages").fetchone()[0]
         return Recovered(
-            sessions,
-            subscriptions,
-            retained,
-            producers,
+            rows,
             [row for row in queues if row.session_id in known],
             1 + max(chain(known, self._purge), default=0),
             1 + (last_message or 0),
             1 + max((row.last_seq for row in queues), default=0),
-            readers,
-            offsets,
         )
 
     def stream_ends(self) -> dict[Partition, int]:
@@ -148,33 +142,25 @@ class SqliteTables:
 
     def apply(self, write_set: WriteSet) -> None:
         connection = self._connection
-        if write_set.deleted_sessions:
-            self._delete_sessions(write_set)
+        removed = write_set.removed_keys
+        for statements in sql.OF_KINDS:
+            statements.removed.run(connection, removed[statements.number])
+            if statements.removed_with_owner is not None and statements.owner is not None:
+                statements.removed_with_owner.run(connection, removed[statements.owner])
+        deleted = write_set.removed(SESSIONS)
+        if deleted:
+            sql.DELETE_RECEIVED_OF.run(connection, deleted)
+            self._next_purge.update(sql.queues_of(connection, deleted))
         if self._next_purge:
             sql.purge(connection, self._next_purge)
-        sql.SESSIONS.run(connection, write_set.sessions)
-        sql.SUBSCRIPTIONS.run(connection, write_set.subscriptions)
-        sql.DELETE_SUBSCRIPTIONS.run(connection, write_set.deleted_subscriptions)
+        for statements in sql.OF_KINDS:
+            statements.saved.run(connection, write_set.rows[statements.number])
         sql.MESSAGES.run(connection, write_set.messages)
         sql.ENTRIES.run(connection, write_set.entries)
         sql.UPDATE_ENTRIES.run(connection, write_set.entry_updates)
         sql.delete_entries(connection, write_set.deleted_entries)
         sql.DELETE_RECEIVED.run(connection, write_set.deleted_received)
         sql.RECEIVED.run(connection, write_set.received)
-        sql.RETAINED.run(connection, write_set.retained)
-        sql.DELETE_RETAINED.run(connection, write_set.deleted_retained)
-        sql.DELETE_PRODUCERS.run(connection, write_set.deleted_producers)
-        sql.PRODUCERS.run(connection, write_set.producers)
-        sql.DELETE_READERS.run(connection, write_set.deleted_readers)
-        sql.DELETE_OFFSETS_OF.run(connection, write_set.deleted_readers)
-        sql.READERS.run(connection, write_set.readers)
-        sql.OFFSETS.run(connection, write_set.offsets)
-
-    def _delete_sessions(self, write_set: WriteSet) -> None:
-        deleted = write_set.deleted_sessions
-        for statement in (sql.DELETE_SESSIONS, sql.DELETE_SUBSCRIPTIONS_OF, sql.DELETE_RECEIVED_OF):
-            statement.run(self._connection, deleted)
-        self._next_purge.update(sql.queues_of(self._connection, deleted))
 
     def set_stream_ends(self, ends: dict[Partition, int]) -> None:
         sql.STREAM_ENDS.run(self._connection, [(stream, partition, end) for (stream, partition), end in ends.items()])

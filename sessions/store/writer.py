@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from sessions.message import Message
+from sessions.row_kinds import SESSIONS
 from sessions.store.commit_log.file_log import FileCommitLog
 from sessions.store.commit_log.records import encode
 from sessions.store.database import Database
@@ -300,8 +301,9 @@ class Writer:
             for partition in write_set.stream_messages:
                 if partition not in self._ends:
                     raise ValueError(f"no stream {partition[0]!r} with a partition {partition[1]}")
-        if write_set.deleted_sessions and write_set.sessions:
-            if not {row.session_id for row in write_set.sessions}.isdisjoint(write_set.deleted_sessions):
+        deleted, sessions = write_set.removed(SESSIONS), write_set.saved(SESSIONS)
+        if deleted and sessions:
+            if not {row.session_id for row in sessions}.isdisjoint(deleted):
                 raise ValueError("a session id is used again after its session ended")
 
     def _prove_room(self) -> None:

@@ -19,6 +19,7 @@ from support.store_writer import Writer, message, retained
 from bridge_spark.log.record_batch import decode_messages, read_batch, scan_batches
 from bridge_spark.log.stream_log import StreamConfig, StreamLogs
 from sessions.message import Message
+from sessions.row_kinds import RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import SessionRow, SubscriptionRow, received_key
 from sessions.store import writer as store_module
 from sessions.store.interface import StoreError
@@ -57,14 +58,14 @@ def attempt_of(data: bytes) -> Attempt:
 def commit(number: int, attempt: int) -> WriteSet:
     made = WriteSet()
     keys = range(number * ENTRIES, (number + 1) * ENTRIES)
-    made.sessions.append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))
-    made.subscriptions.append(SubscriptionRow(1, f"a/{number % 7}", 1, 1, number))
+    made.saved(SESSIONS).append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))
+    made.saved(SUBSCRIPTIONS).append(SubscriptionRow(1, f"a/{number % 7}", 1, 1, number))
     content = payload(number, attempt)
     made.messages = [message(key + 1, "a/b", content, timestamp=key) for key in keys]
     size = made.messages[0].size
     made.entries = [(1, key + 1, key + 1, 0, 1, 0, b"", 0, 0, size, 0) for key in keys]
     made.received.append(received_key(1, number % 60000 + 1))
-    made.retained.append(retained("last", content, timestamp=number))
+    made.saved(RETAINED).append(retained("last", content, timestamp=number))
     made.stream_messages = {("s", number % PARTITIONS): [Message("a/b", content, 1, False, b"", "p", number, 0)]}
     if number > 0:
         made.deleted_received.append(received_key(1, (number - 1) % 60000 + 1))
@@ -157,7 +158,7 @@ def check(data: Path, wanted: Expected) -> None:
     recovered = store.recover()
     writer = Writer(store)
     try:
-        found = [attempt_of(row.payload) for row in recovered.retained]
+        found = [attempt_of(row.payload) for row in recovered.rows(RETAINED)]
         done = wanted.done
         assert found in (done[-1:], [wanted.open]), f"last is {found}, reported was {done[-1:]}, open {wanted.open}"
         if found and found != done[-1:]:
@@ -165,8 +166,8 @@ def check(data: Path, wanted: Expected) -> None:
         if not done:
             return
         last = done[-1][0]
-        assert recovered.sessions == commit(last, 0).sessions
-        assert len(recovered.subscriptions) == min(last + 1, 7)
+        assert recovered.rows(SESSIONS) == commit(last, 0).saved(SESSIONS)
+        assert len(recovered.rows(SUBSCRIPTIONS)) == min(last + 1, 7)
         page = writer.page(1)
         assert page.error is None
         assert [row.seq - 1 for row in page.rows] == entries_after(last)

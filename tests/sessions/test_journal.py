@@ -19,6 +19,7 @@ from sessions.journal import (
 )
 from sessions.message import Message
 from sessions.readers.partition_offsets import RESERVED, PartitionOffsets
+from sessions.row_kinds import OFFSETS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import OffsetsRow, ReaderRow, SessionRow, SubscriptionRow, received_key
 from sessions.write_set import PageRequest
 
@@ -117,21 +118,21 @@ def test_the_last_operation_on_a_key_counts() -> None:
     journal.add_received(1, 10)
     journal.add_received(1, 11)
     journal.remove_received(1, 10)
-    journal.save_subscription(SubscriptionRow(1, "a", 1, 1, 0))
-    journal.save_subscription(SubscriptionRow(1, "b", 1, 1, 0))
-    journal.delete_subscription(1, "a")
+    journal.save(SUBSCRIPTIONS, SubscriptionRow(1, "a", 1, 1, 0))
+    journal.save(SUBSCRIPTIONS, SubscriptionRow(1, "b", 1, 1, 0))
+    journal.remove(SUBSCRIPTIONS, (1, "a"))
     journal.set_retained("x", message(b"1", "x"))
     journal.set_retained("x", message(b"2", "x"))
     journal.set_retained("y", message(b"1", "y"))
     journal.set_retained("y", None)
-    journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
-    journal.save_session(SessionRow(1, "c", 5, 0, None, None, None, None, None))
+    journal.save(SESSIONS, SessionRow(1, "c", 4, 0, None, None, None, None, None))
+    journal.save(SESSIONS, SessionRow(1, "c", 5, 0, None, None, None, None, None))
     write_set = close_batch(journal)
     assert (write_set.received, write_set.deleted_received) == ([received_key(1, 11)], [received_key(1, 10)])
-    assert write_set.subscriptions == [(1, "b", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "a")]
-    assert [(row.topic, row.payload) for row in write_set.retained] == [("x", b"2")]
-    assert write_set.deleted_retained == ["y"]
-    assert [row.version for row in write_set.sessions] == [5]
+    assert write_set.saved(SUBSCRIPTIONS) == [(1, "b", 1, 1, 0)] and write_set.removed(SUBSCRIPTIONS) == [(1, "a")]
+    assert [(row.topic, row.payload) for row in write_set.saved(RETAINED)] == [("x", b"2")]
+    assert write_set.removed(RETAINED) == ["y"]
+    assert [row.version for row in write_set.saved(SESSIONS)] == [5]
 
 
 def test_a_packet_id_that_was_removed_and_added_again_is_in_both_lists() -> None:
@@ -152,16 +153,16 @@ def test_a_packet_id_that_was_removed_and_added_again_is_in_both_lists() -> None
 def test_deleting_a_session_removes_its_operations_from_the_batch() -> None:
     journal = Journal(True)
     gate = Gate()
-    journal.save_session(SessionRow(1, "c", 4, 0, None, None, None, None, None))
-    journal.save_subscription(SubscriptionRow(1, "a", 1, 1, 0))
+    journal.save(SESSIONS, SessionRow(1, "c", 4, 0, None, None, None, None, None))
+    journal.save(SUBSCRIPTIONS, SubscriptionRow(1, "a", 1, 1, 0))
     journal.add_received(1, 10)
     entry(journal, message(), 1, gate)
     kept = entry(journal, message(), 2)
-    journal.delete_session(1)
+    journal.remove(SESSIONS, 1)
     write_set = close_batch(journal)
     assert gate.pending == 0
-    assert write_set.deleted_sessions == [1]
-    assert not write_set.sessions and not write_set.subscriptions and not write_set.received
+    assert write_set.removed(SESSIONS) == [1]
+    assert not write_set.saved(SESSIONS) and not write_set.saved(SUBSCRIPTIONS) and not write_set.received
     assert [row[1] for row in write_set.entries] == [kept.seq]
 
 
@@ -176,16 +177,16 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     journal.remove_entry(done)
     stored.packet_id = 3
     journal.update_entry(stored)
-    journal.save_subscription(SubscriptionRow(1, "a", 1, 1, 0))
-    journal.save_subscription(SubscriptionRow(1, "b", 1, 1, 0))
+    journal.save(SUBSCRIPTIONS, SubscriptionRow(1, "a", 1, 1, 0))
+    journal.save(SUBSCRIPTIONS, SubscriptionRow(1, "b", 1, 1, 0))
     journal.remove_received(1, 10)
     journal.add_received(1, 11)
-    journal.delete_session(9)
+    journal.remove(SESSIONS, 9)
     journal.set_retained("x", message(b"old", "x"))
     journal.request_page(PageRequest(1, 0, 10, False))
     journal.wait_for_commit(waiting)
     close_batch(journal)
-    journal.delete_subscription(1, "b")
+    journal.remove(SUBSCRIPTIONS, (1, "b"))
     journal.set_retained("x", None)
     journal.failed()
     assert journal.counters.commit_failures == 1 and journal.writer_idle and journal.has_pending
@@ -195,9 +196,9 @@ def test_a_failed_batch_refuses_new_entries_and_retries_the_rest() -> None:
     assert not write_set.entries and not write_set.messages and not write_set.received
     assert write_set.deleted_entries == [(1, done.seq, done.message.id, 0)]
     assert write_set.entry_updates == [(3, 0, 1, stored.seq)]
-    assert write_set.subscriptions == [(1, "a", 1, 1, 0)] and write_set.deleted_subscriptions == [(1, "b")]
-    assert write_set.deleted_received == [received_key(1, 10)] and write_set.deleted_sessions == [9]
-    assert not write_set.retained and write_set.deleted_retained == ["x"]
+    assert write_set.saved(SUBSCRIPTIONS) == [(1, "a", 1, 1, 0)] and write_set.removed(SUBSCRIPTIONS) == [(1, "b")]
+    assert write_set.deleted_received == [received_key(1, 10)] and write_set.removed(SESSIONS) == [9]
+    assert not write_set.saved(RETAINED) and write_set.removed(RETAINED) == ["x"]
     assert len(write_set.pages) == 1
 
 
@@ -207,16 +208,16 @@ def session_row(session_id: int, will: bytes = b"") -> SessionRow:
 
 def test_a_row_that_may_wait_is_in_the_next_commit() -> None:
     journal = Journal(True)
-    journal.save_session_later(session_row(1))
-    journal.save_subscription_later(SubscriptionRow(1, "a", 1, 1, 0))
+    journal.save_later(SESSIONS, session_row(1))
+    journal.save_later(SUBSCRIPTIONS, SubscriptionRow(1, "a", 1, 1, 0))
     assert not journal.has_pending and journal.size > 0
     journal.set_retained("x", None)
     assert journal.has_pending
     write_set = close_batch(journal)
-    assert [row.session_id for row in write_set.sessions] == [1] and len(write_set.subscriptions) == 1
+    assert [row.session_id for row in write_set.saved(SESSIONS)] == [1] and len(write_set.saved(SUBSCRIPTIONS)) == 1
     journal.committed()
     journal.set_retained("x", None)
-    journal.save_session_later(session_row(2))
+    journal.save_later(SESSIONS, session_row(2))
     assert journal.has_pending
 
 
@@ -224,12 +225,12 @@ def test_rows_that_wait_are_written_once_per_second_and_when_they_take_much_memo
     journal = Journal(True)
     journal.write_rest()
     assert not journal.has_pending
-    journal.save_session_later(session_row(1))
+    journal.save_later(SESSIONS, session_row(1))
     journal.write_rest()
     assert journal.has_pending
     close_batch(journal)
     journal.committed()
-    journal.save_session_later(session_row(2, b"x" * LATER_BYTES))
+    journal.save_later(SESSIONS, session_row(2, b"x" * LATER_BYTES))
     assert journal.has_pending
 
 
@@ -337,28 +338,28 @@ def test_offsets_are_stored_as_they_are_when_the_batch_closes_and_reserve_after_
     journal.save_offsets(offsets)
     write_set = close_batch(journal)
     assert write_set.has_changes()
-    assert write_set.offsets == [OffsetsRow(3, 1, 12, 12 + RESERVED, b"")]
+    assert write_set.saved(OFFSETS) == [OffsetsRow(3, 1, 12, 12 + RESERVED, b"")]
     offsets.leave_out(13)
     journal.save_offsets(offsets)
     assert not offsets.may_hand_over(13)
     journal.committed()
     assert offsets.may_hand_over(13)
-    assert close_batch(journal).offsets == [OffsetsRow(3, 1, 13, 13 + RESERVED, b"")]
+    assert close_batch(journal).saved(OFFSETS) == [OffsetsRow(3, 1, 13, 13 + RESERVED, b"")]
 
 
 def test_readers_and_offsets_of_a_failed_commit_are_written_again() -> None:
     journal = Journal(True)
     offsets = PartitionOffsets(3, 1, 10)
     row = ReaderRow(3, 2, 0, "g", "s", "#", "latest", 0, 0)
-    journal.save_reader(row)
+    journal.save(READERS, row)
     journal.save_offsets(offsets)
-    journal.delete_reader(2)
+    journal.remove(READERS, 2)
     close_batch(journal)
     journal.failed()
     assert not offsets.may_hand_over(10)
     again = close_batch(journal)
-    assert (again.readers, again.deleted_readers, again.offsets[0].position) == ([row], [2], 10)
-    journal.delete_reader(3)
+    assert (again.saved(READERS), again.removed(READERS), again.saved(OFFSETS)[0].position) == ([row], [2], 10)
+    journal.remove(READERS, 3)
     journal.failed()
     last = close_batch(journal)
-    assert (last.readers, sorted(last.deleted_readers), last.offsets) == ([], [2, 3], [])
+    assert (last.saved(READERS), sorted(last.removed(READERS)), last.saved(OFFSETS)) == ([], [2, 3], [])

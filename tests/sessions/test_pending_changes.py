@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sessions.pending_changes import PendingChanges
+from sessions.row_kinds import OFFSETS, READERS
 from sessions.rows import OffsetsRow, ReaderRow, received_key
 from sessions.write_set import WriteSet
 
@@ -42,20 +43,20 @@ def test_of_many_offsets_of_a_partition_the_last_reach_the_tables() -> None:
     pending = PendingChanges()
     for position in range(100):
         write_set = WriteSet()
-        write_set.offsets = [OffsetsRow(1, 0, position, position, bytes(24)), OffsetsRow(1, 1, 7, 7, b"")]
+        write_set.saved(OFFSETS)[:] = [OffsetsRow(1, 0, position, position, bytes(24)), OffsetsRow(1, 1, 7, 7, b"")]
         pending.merge(write_set)
     assert pending.size == 2 * 200 + 24
-    assert pending.write_set().offsets == [OffsetsRow(1, 0, 99, 99, bytes(24)), OffsetsRow(1, 1, 7, 7, b"")]
+    assert pending.write_set().saved(OFFSETS) == [OffsetsRow(1, 0, 99, 99, bytes(24)), OffsetsRow(1, 1, 7, 7, b"")]
 
 
 def test_nothing_of_a_deleted_reader_is_written() -> None:
     pending = PendingChanges()
     made, deleted = WriteSet(), WriteSet()
-    made.readers = [ReaderRow(key, 2, 0, f"g{key}", "s", "#", "latest", 0, 0) for key in (1, 2)]
-    made.offsets = [OffsetsRow(key, 0, 5, 5, bytes(24)) for key in (1, 2)]
-    deleted.deleted_readers = [1]
+    made.saved(READERS)[:] = [ReaderRow(key, 2, 0, f"g{key}", "s", "#", "latest", 0, 0) for key in (1, 2)]
+    made.saved(OFFSETS)[:] = [OffsetsRow(key, 0, 5, 5, bytes(24)) for key in (1, 2)]
+    deleted.removed(READERS)[:] = [1]
     pending.merge(made)
     pending.merge(deleted)
     left = pending.write_set()
-    assert left.deleted_readers == [1]
-    assert left.readers == made.readers[1:] and left.offsets == made.offsets[1:]
+    assert left.removed(READERS) == [1]
+    assert left.saved(READERS) == made.saved(READERS)[1:] and left.saved(OFFSETS) == made.saved(OFFSETS)[1:]

@@ -7,6 +7,7 @@ from support.journal import close_batch
 from sessions.journal import Gate, Journal
 from sessions.message import Message
 from sessions.retained import Retained
+from sessions.row_kinds import RETAINED
 
 
 def message(topic: str, payload: bytes = b"x", expires_at: int = 0) -> Message:
@@ -79,7 +80,7 @@ def test_expired_messages_are_skipped_and_deleted() -> None:
     assert topics_of(retained, "#", now=100) == ["new"]
     one = retained.get("new")
     assert one is not None and retained.size == one.size
-    assert close_batch(journal).deleted_retained == ["old"]
+    assert close_batch(journal).removed(RETAINED) == ["old"]
 
 
 def test_a_sorted_scan_continues_behind_any_topic() -> None:

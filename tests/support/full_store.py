@@ -8,6 +8,8 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
+from sessions import row_kinds
+from sessions.row_kinds import OFFSETS, PRODUCERS, READERS, RETAINED, SUBSCRIPTIONS
 from sessions.rows import OffsetsRow, ProducerRow, ReaderRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.pages import PageFile
 from sessions.store.writer import SqliteStore
@@ -58,17 +60,17 @@ def _commit(number: int, chance: random.Random) -> WriteSet:
     write_set = WriteSet()
     key = number + 1
     will, name = (b"will" if number % 2 else None), (f"user {number}" if number % 3 else None)
-    write_set.sessions = [SessionRow(key, f"client-{number}", 5, 3600, 1.5, will, None, name, None)]
-    write_set.subscriptions = [SubscriptionRow(key, f"sensors/{i}/ü", 1, 1, i) for i in range(20)]
+    write_set.saved(row_kinds.SESSIONS)[:] = [SessionRow(key, f"client-{number}", 5, 3600, 1.5, will, None, name, None)]
+    write_set.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(key, f"sensors/{i}/ü", 1, 1, i) for i in range(20)]
     ids = range(number * EACH + 1, (number + 1) * EACH + 1)
     payloads = [chance.randbytes(chance.choice((0, 9, 90, 900, 9000))) for _ in ids]
     write_set.messages = [message(i, f"sensors/{i}", payload, timestamp=i) for i, payload in zip(ids, payloads)]
     write_set.entries = [(key, i, i, 0, 1, 0, b"", 0, 0, len(f"sensors/{i}") + len(payload), 0) for i, payload in zip(ids, payloads)]
     write_set.received = [received_key(key, i) for i in range(1, 40)]
-    write_set.retained = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
-    write_set.producers = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]
-    write_set.readers = [ReaderRow(key, 2, 0, f"group-{number}", "s", "sensors/#", "latest", 0, number)]
-    write_set.offsets = [OffsetsRow(key, i, 100 + number, 1124 + number, chance.randbytes(24 * i)) for i in range(8)]
+    write_set.saved(RETAINED)[:] = [retained(f"meta/{number}", chance.randbytes(3000), timestamp=number)]
+    write_set.saved(PRODUCERS)[:] = [ProducerRow("s", "", f"producer-{number}-{i}", i, chance.randbytes(i), 0) for i in range(40)]
+    write_set.saved(READERS)[:] = [ReaderRow(key, 2, 0, f"group-{number}", "s", "sensors/#", "latest", 0, number)]
+    write_set.saved(OFFSETS)[:] = [OffsetsRow(key, i, 100 + number, 1124 + number, chance.randbytes(24 * i)) for i in range(8)]
     if number > 10:
         done = range((number - 11) * EACH + 1, (number - 10) * EACH)
         write_set.deleted_entries = [(number - 10, i, i, 0) for i in done]

@@ -30,6 +30,7 @@ from mqttbroker.net.listener_policy import ListenerPolicy
 from mqttbroker.net.open_sockets import OpenSockets
 from mqttbroker.net.wire import Endpoint, Wire
 from mqttbroker.server.assembly import build_broker, listener_terms, restore
+from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, WriteSet
@@ -116,8 +117,9 @@ class LinkedCore:
 
     def _submit(self, write_set: WriteSet) -> None:
         self._bodies[id(write_set)] = encode_body(write_set)
-        write_set.stream_messages, write_set.marks, marks = {}, [], write_set.marks
-        self._marks = marks
+        self._marks = list(write_set.saved(MARKS))
+        write_set.stream_messages = {}
+        write_set.saved(MARKS).clear()
         self.store.submit(write_set)
 
     def _answered(self, write_set: WriteSet, error: Exception | None) -> None:

@@ -16,6 +16,7 @@ from mqttbroker.cluster.log.body import encode_body, published_of
 from mqttbroker.cluster.retained.retained import RetainedMessages
 from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
+from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from support.core import Core
 from support.partial_port import PartialPort
@@ -173,10 +174,11 @@ class ShardCore(Core):
         write_set = self.taken or self.take()
         if write_set is not None:
             self.taken = write_set
-            if write_set.has_changes() or write_set.stream_messages or write_set.marks:
+            if write_set.has_changes() or write_set.stream_messages or write_set.saved(MARKS):
                 self.records.append(encode_body(write_set))
-            self.marks.update((mark.log, mark) for mark in write_set.marks)
-            write_set.stream_messages, write_set.marks = {}, []
+            self.marks.update((mark.log, mark) for mark in write_set.saved(MARKS))
+            write_set.stream_messages = {}
+            write_set.saved(MARKS).clear()
         return super().commit()
 
 

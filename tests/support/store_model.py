@@ -13,6 +13,7 @@ from random import Random
 from typing import Any
 
 from sessions.message import Message
+from sessions.row_kinds import OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import (
     ENTRY_COLUMNS,
     EntryRow,
@@ -72,12 +73,12 @@ class Rows:
         self.records: dict[tuple[str, int], list[int]] = {}
 
     def apply(self, changes: WriteSet) -> None:
-        for session_id in changes.deleted_sessions:
+        for session_id in changes.removed(SESSIONS):
             self._delete_session(session_id)
-        self.sessions.update((row.session_id, row) for row in changes.sessions)
-        self.subscriptions.update(((row.session_id, row.topic_filter), row) for row in changes.subscriptions)
-        for key in changes.deleted_subscriptions:
+        self.sessions.update((row.session_id, row) for row in changes.saved(SESSIONS))
+        for key in changes.removed(SUBSCRIPTIONS):
             self.subscriptions.pop(key, None)
+        self.subscriptions.update(((row.session_id, row.topic_filter), row) for row in changes.saved(SUBSCRIPTIONS))
         self.messages.update((one.id, one) for one in changes.messages)
         self.queue.update(((entry[0], entry[SEQ]), entry) for entry in changes.entries)
         for packet_id, state, session_id, seq in changes.entry_updates:
@@ -87,17 +88,17 @@ class Rows:
             del self.queue[session_id, seq]
         self.received -= set(changes.deleted_received)
         self.received |= set(changes.received)
-        self.retained.update((one.topic, one) for one in changes.retained)
-        for topic in changes.deleted_retained:
+        for topic in changes.removed(RETAINED):
             self.retained.pop(topic, None)
-        for producer in changes.deleted_producers:
+        self.retained.update((one.topic, one) for one in changes.saved(RETAINED))
+        for producer in changes.removed(PRODUCERS):
             self.producers.pop(producer, None)
-        self.producers.update((row[:3], row) for row in changes.producers)
-        for reader_id in changes.deleted_readers:
+        self.producers.update((row[:3], row) for row in changes.saved(PRODUCERS))
+        for reader_id in changes.removed(READERS):
             del self.readers[reader_id]
             self.offsets = {key: row for key, row in self.offsets.items() if key[0] != reader_id}
-        self.readers.update((reader.reader_id, reader) for reader in changes.readers)
-        self.offsets.update((offsets[:2], offsets) for offsets in changes.offsets)
+        self.readers.update((reader.reader_id, reader) for reader in changes.saved(READERS))
+        self.offsets.update((offsets[:2], offsets) for offsets in changes.saved(OFFSETS))
         for partition, messages in changes.stream_messages.items():
             self.records.setdefault(partition, []).extend(int.from_bytes(one.payload, "big") for one in messages)
         used = {entry[MESSAGE] for entry in self.queue.values()}
@@ -132,38 +133,38 @@ class Changes:
 
     def _sessions(self, made: WriteSet) -> list[int]:
         """Sessions that are there, and do not end with this write set."""
-        known = {**self.rows.sessions, **{row.session_id: row for row in made.sessions}}
-        return [session_id for session_id in known if session_id not in made.deleted_sessions]
+        known = {**self.rows.sessions, **{row.session_id: row for row in made.saved(SESSIONS)}}
+        return [session_id for session_id in known if session_id not in made.removed(SESSIONS)]
 
     def _session(self, made: WriteSet) -> None:
-        changed = {row.session_id for row in made.sessions}
+        changed = {row.session_id for row in made.saved(SESSIONS)}
         known = [session_id for session_id in self._sessions(made) if session_id not in changed]
         if known and self.chance.random() < 0.6:
             session_id = self.chance.choice(known)
         else:
             session_id = self.last_session = self.last_session + 1
         at = self.chance.choice((None, self.chance.random()))
-        made.sessions.append(SessionRow(session_id, f"c{session_id}", 5, 9, at, b"will", None, "user", None))
+        made.saved(SESSIONS).append(SessionRow(session_id, f"c{session_id}", 5, 9, at, b"will", None, "user", None))
 
     def _end_session(self, made: WriteSet) -> None:
-        changed = {row.session_id for row in made.sessions}
-        changed |= {row.session_id for row in made.subscriptions} | {entry[0] for entry in made.entries}
+        changed = {row.session_id for row in made.saved(SESSIONS)}
+        changed |= {row.session_id for row in made.saved(SUBSCRIPTIONS)} | {entry[0] for entry in made.entries}
         changed |= {received_row(key)[0] for key in (*made.received, *made.deleted_received)}
-        changed |= {key[0] for key in made.deleted_subscriptions}
+        changed |= {key[0] for key in made.removed(SUBSCRIPTIONS)}
         changed |= {update[2] for update in made.entry_updates} | {key[0] for key in made.deleted_entries}
         left = [session_id for session_id in self.rows.sessions if session_id not in changed]
         if left:
-            made.deleted_sessions.append(self.chance.choice(left))
+            made.removed(SESSIONS).append(self.chance.choice(left))
 
     def _subscribe(self, made: WriteSet) -> None:
         for session_id in self._some(self._sessions(made)):
             options = self.chance.choice((0, AWAITS_RETAINED))
             row = SubscriptionRow(session_id, f"a/{self.chance.randrange(3)}", self.chance.randrange(3), options, 0)
             key = (session_id, row.topic_filter)
-            if key not in [(other.session_id, other.topic_filter) for other in made.subscriptions]:
-                made.subscriptions.append(row)
-            if self.chance.random() < 0.4 and key not in made.deleted_subscriptions:
-                made.deleted_subscriptions.append(key)
+            if key not in [(other.session_id, other.topic_filter) for other in made.saved(SUBSCRIPTIONS)]:
+                made.saved(SUBSCRIPTIONS).append(row)
+            if self.chance.random() < 0.4 and key not in made.removed(SUBSCRIPTIONS):
+                made.removed(SUBSCRIPTIONS).append(key)
 
     def _queue(self, made: WriteSet) -> None:
         targets = self._some(self._sessions(made))
@@ -187,7 +188,7 @@ class Changes:
     def _entries(self, made: WriteSet) -> list[EntryRow]:
         """Entries that are there, or come with this write set, and that it does not change otherwise."""
         gone = {key[:2] for key in made.deleted_entries} | {update[2:] for update in made.entry_updates}
-        ended = made.deleted_sessions
+        ended = made.removed(SESSIONS)
         found = [*self.rows.queue.values(), *made.entries]
         return [entry for entry in found if (entry[0], entry[SEQ]) not in gone and entry[0] not in ended]
 
@@ -212,29 +213,29 @@ class Changes:
 
     def _retain(self, made: WriteSet) -> None:
         topic = f"r/{self.chance.randrange(4)}"
-        if topic not in [one.topic for one in made.retained] and topic not in made.deleted_retained:
+        if topic not in [one.topic for one in made.saved(RETAINED)] and topic not in made.removed(RETAINED):
             if self.chance.random() < 0.7:
-                made.retained.append(Message(topic, self.chance.randbytes(20), 1, True, b"", "p", self.last_seq, 0))
+                made.saved(RETAINED).append(Message(topic, self.chance.randbytes(20), 1, True, b"", "p", self.last_seq, 0))
             else:
-                made.deleted_retained.append(topic)
+                made.removed(RETAINED).append(topic)
 
     def _produce(self, made: WriteSet) -> None:
         key = ("s", "", f"p{self.chance.randrange(4)}")
-        if self.chance.random() < 0.3 and key not in made.deleted_producers:
-            made.deleted_producers.append(key)
-        if self.chance.random() < 0.8 and key not in [row[:3] for row in made.producers]:
-            made.producers.append(ProducerRow(*key, self.chance.randrange(99), b"\1", self.chance.randrange(10**6)))
+        if self.chance.random() < 0.3 and key not in made.removed(PRODUCERS):
+            made.removed(PRODUCERS).append(key)
+        if self.chance.random() < 0.8 and key not in [row[:3] for row in made.saved(PRODUCERS)]:
+            made.saved(PRODUCERS).append(ProducerRow(*key, self.chance.randrange(99), b"\1", self.chance.randrange(10**6)))
 
     def _read(self, made: WriteSet) -> None:
         self.last_reader += 1
-        made.readers.append(ReaderRow(self.last_reader, 2, 0, f"g{self.last_reader}", "s", "#", "latest", 0, self.last_seq))
-        changed = {row.reader_id for row in made.offsets}
-        known = [key for key in (*self.rows.readers, self.last_reader) if key not in {*made.deleted_readers, *changed}]
+        made.saved(READERS).append(ReaderRow(self.last_reader, 2, 0, f"g{self.last_reader}", "s", "#", "latest", 0, self.last_seq))
+        changed = {row.reader_id for row in made.saved(OFFSETS)}
+        known = [key for key in (*self.rows.readers, self.last_reader) if key not in {*made.removed(READERS), *changed}]
         if len(known) > 1 and self.chance.random() < 0.5:
-            made.deleted_readers.append(known.pop(0))
+            made.removed(READERS).append(known.pop(0))
         for reader_id in self._some(known):
             pending = self.chance.randbytes(24 * self.chance.randrange(3))
-            made.offsets.append(OffsetsRow(reader_id, self.chance.randrange(2), self.last_seq, self.last_seq, pending))
+            made.saved(OFFSETS).append(OffsetsRow(reader_id, self.chance.randrange(2), self.last_seq, self.last_seq, pending))
 
     def _stream(self, made: WriteSet) -> None:
         for partition in self._some([0, 1]):
@@ -291,12 +292,12 @@ def stored(entry: EntryRow) -> StoredEntry:
 
 
 def check_recovered(recovered: Recovered, rows: Rows) -> None:
-    assert {row.session_id: row for row in recovered.sessions} == rows.sessions
-    assert {(row.session_id, row.topic_filter): row for row in recovered.subscriptions} == rows.subscriptions
-    assert sorted(recovered.retained) == sorted(map(retained_row, rows.retained.values()))
-    assert sorted(recovered.producers) == sorted(rows.producers.values())
-    assert recovered.readers == [rows.readers[key] for key in sorted(rows.readers)]
-    assert sorted(recovered.offsets) == sorted(rows.offsets.values())
+    assert {row.session_id: row for row in recovered.rows(SESSIONS)} == rows.sessions
+    assert {(row.session_id, row.topic_filter): row for row in recovered.rows(SUBSCRIPTIONS)} == rows.subscriptions
+    assert sorted(recovered.rows(RETAINED)) == sorted(map(retained_row, rows.retained.values()))
+    assert sorted(recovered.rows(PRODUCERS)) == sorted(rows.producers.values())
+    assert recovered.rows(READERS) == [rows.readers[key] for key in sorted(rows.readers)]
+    assert sorted(recovered.rows(OFFSETS)) == sorted(rows.offsets.values())
     queues = {row.session_id: (row.entries, row.size, row.last_seq) for row in recovered.queues}
     for session_id in rows.sessions:
         mine = [entry for key, entry in rows.queue.items() if key[0] == session_id]

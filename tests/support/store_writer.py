@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sessions.message import Message
+from sessions.row_kinds import RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import RetainedRow, SessionRow, SubscriptionRow, received_key
 from sessions.store.writer import SqliteStore
 from sessions.write_set import Page, PageRequest, WriteSet
@@ -129,7 +130,7 @@ def retained(
 
 def retained_rows(write_set: WriteSet) -> list[tuple[Any, ...]]:
     """The rows that the retained messages of a write set become."""
-    return list(map(attrgetter(*RetainedRow._fields), write_set.retained))
+    return list(map(attrgetter(*RetainedRow._fields), write_set.saved(RETAINED)))
 
 
 class Writer:
@@ -180,8 +181,8 @@ def commit_number(number: int) -> WriteSet:
     """A write set with every kind of change, so that a partial commit is detected."""
     write_set = WriteSet()
     keys = range(number * ENTRIES, (number + 1) * ENTRIES)
-    write_set.sessions.append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))
-    write_set.subscriptions.append(SubscriptionRow(1, "a/+", 1, 1, number))
+    write_set.saved(SESSIONS).append(SessionRow(1, "victim", 5, 3600, float(number), None, None, None, None))
+    write_set.saved(SUBSCRIPTIONS).append(SubscriptionRow(1, "a/+", 1, 1, number))
     write_set.messages = [message(key, f"a/{key}", b"%d" % key, timestamp=key) for key in keys]
     write_set.entries = [(1, key, key, 0, 1, 0, b"", 0, 0, len(f"a/{key}{key}"), 0) for key in keys]
     write_set.received.append(received_key(1, number % 60000 + 1))
@@ -191,7 +192,7 @@ def commit_number(number: int) -> WriteSet:
     if number >= KEPT:
         gone = range((number - KEPT) * ENTRIES, (number - KEPT + 1) * ENTRIES)
         write_set.deleted_entries = [(1, key, key, 0) for key in gone]
-    write_set.retained.append(retained("last", b"%d" % number, timestamp=number))
+    write_set.saved(RETAINED).append(retained("last", b"%d" % number, timestamp=number))
     record = Message("s", number.to_bytes(8, "big"), 1, False, b"", "p", number, 0)
     write_set.stream_messages = {("s", number % 2): [record]}
     return write_set
@@ -200,7 +201,7 @@ def commit_number(number: int) -> WriteSet:
 def main(directory: str) -> None:
     store = SqliteStore(Path(directory) / "broker.db", "commit", FileLog(Path(directory) / "streams"))
     recovered = store.recover()
-    number = int(recovered.retained[0][1]) + 1 if recovered.retained else 0
+    number = int(recovered.rows(RETAINED)[0][1]) + 1 if recovered.rows(RETAINED) else 0
     writer = Writer(store)
     while True:
         writer.commit(commit_number(number))

@@ -23,6 +23,7 @@ from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.delivery.turns import LongWork
 from sessions.journal import IN_ANOTHER_LOG
 from sessions.message import Message
+from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from sessions.session import Session
 
@@ -357,7 +358,7 @@ class Bus(LongWork):
     def _save(self, each: _Log) -> None:
         each.changed = False
         each.unsaved = 0
-        self._broker.journal.save_mark(each.mark)
+        self._broker.journal.save(MARKS, each.mark)
 
     def save_marks(self) -> None:
         """Store the marks of all logs in the batch that gathers."""

@@ -37,6 +37,7 @@ from mqttbroker.core.packets.core_link import LinkReceiver, open_link, shared_pa
 from mqttbroker.core.routing.groups import Group, RemoteMember
 from mqttbroker.core.sessions.subscriptions import subscription_memory
 from sessions.message import Message
+from sessions.row_kinds import SUBSCRIPTIONS
 from sessions.rows import SubscriptionRow
 from sessions.session import CORE_PREFIX, NEVER, RETAIN_AS_PUBLISHED, Session, Subscription
 from topic_matcher.filters import is_valid_filter, parse_shared, text_bytes
@@ -407,7 +408,7 @@ class Peer(LinkReceiver):
         if full in session.subscriptions:
             return False
         broker.subscriptions.load(Subscription(session, full, _OPTIONS, 0))
-        broker.journal.save_subscription(SubscriptionRow(session.id, full, _OPTIONS & 3, _OPTIONS, 0))
+        broker.journal.save(SUBSCRIPTIONS, SubscriptionRow(session.id, full, _OPTIONS & 3, _OPTIONS, 0))
         return True
 
     def _unstore(self, key: str) -> bool:
@@ -417,7 +418,7 @@ class Peer(LinkReceiver):
             return False
         session.filter_bytes -= text_bytes(full)
         self._broker.context.subscription_bytes -= subscription_memory(full)
-        self._broker.journal.delete_subscription(session.id, full)
+        self._broker.journal.remove(SUBSCRIPTIONS, (session.id, full))
         return True
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from sessions.message import Message
+from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from sessions.store.commit_log.records import decode, encode
 from sessions.write_set import WriteSet
@@ -81,12 +82,12 @@ _decode_row = msgspec.msgpack.Decoder(_Row).decode
 
 def encode_body(write_set: WriteSet) -> bytes:
     """The body for a write set, of which pages and queries are no part."""
-    streams, marks = write_set.stream_messages, write_set.marks
-    write_set.stream_messages, write_set.marks = {}, []
+    streams, marks = write_set.stream_messages, write_set.rows[MARKS.number]
+    write_set.stream_messages, write_set.rows[MARKS.number] = {}, []
     try:
         changes = encode(write_set, {}) if write_set.has_changes() else b""
     finally:
-        write_set.stream_messages, write_set.marks = streams, marks
+        write_set.stream_messages, write_set.rows[MARKS.number] = streams, marks
     return _encode((changes, marks, _sections(streams)))
 
 

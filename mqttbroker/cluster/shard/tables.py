@@ -17,6 +17,7 @@ from mqttbroker.cluster.log.body import changes_of
 from mqttbroker.cluster.log.records import NO_EPOCH
 from mqttbroker.cluster.log.view import ViewState
 from sessions.pending_changes import PendingChanges
+from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from sessions.store.database import Database
 from sessions.store.interface import CorruptStore, Recovered, StoreError
@@ -103,7 +104,7 @@ class ShardTables:
             "CREATE TABLE IF NOT EXISTS marks (log INTEGER PRIMARY KEY, offset INTEGER NOT NULL, routed INTEGER NOT NULL,"
             " epoch INTEGER NOT NULL, owner BLOB NOT NULL, sequence INTEGER NOT NULL, released INTEGER NOT NULL)"
         )
-        rows = connection.execute("SELECT log, offset, routed, epoch, owner, sequence, released FROM marks")
+        rows = connection.execute(f"SELECT {', '.join(MARKS.columns)} FROM {MARKS.table}")
         self._marks = {row[0]: MarkRow._make((*row[:6], row[6] != 0)) for row in rows}
         row = connection.execute("SELECT cluster, shard, end, epoch, owner, sequence, released FROM shard_log").fetchone()
         if row is None:
@@ -163,7 +164,7 @@ class ShardTables:
                 (self._cluster, self._shard, *state),
             )
             self.database.connection.executemany(
-                "INSERT OR REPLACE INTO marks (log, offset, routed, epoch, owner, sequence, released) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                f"INSERT OR REPLACE INTO {MARKS.table} ({', '.join(MARKS.columns)}) VALUES ({', '.join('?' * len(MARKS.columns))})",
                 marks,
             )
             tables.commit()

@@ -12,19 +12,8 @@ from typing import Any, Final, NamedTuple
 
 from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
-from sessions.rows import (
-    ENTRY_COLUMNS,
-    MESSAGE_COLUMNS,
-    RECEIVED_COLUMNS,
-    SUBSCRIPTION_READER,
-    OffsetsRow,
-    ProducerRow,
-    ReaderRow,
-    RetainedRow,
-    SessionRow,
-    SubscriptionRow,
-    received_key,
-)
+from sessions.row_kinds import KINDS, PRODUCERS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS, RowKind
+from sessions.rows import ENTRY_COLUMNS, MESSAGE_COLUMNS, RECEIVED_COLUMNS, received_key
 from sessions.write_set import WriteSet
 
 ROW_BYTES: Final = 64  # of the memory of a row, beside its texts
@@ -62,27 +51,25 @@ class StoreRows:
         self._most_bytes = most_bytes
         self._now = now
         self._parts: list[_Part] = [_Part() for _ in range(shards.count)]
-        self._shard_of: dict[int, int] = {}  # by session id
+        self._shard_of: list[dict[Any, int]] = [{} for _ in KINDS]  # by number of the kind and key, of rows that may own others
         self._next_message_id = 1
-        self._counts: dict[str, int] = dict.fromkeys(Carried._fields, 0)
+        self._counts = [0 for _ in KINDS]  # by number
+        self._queued = 0
 
     @property
     def carried(self) -> Carried:
         """The rows of the write sets so far."""
-        return Carried(**self._counts)
+        counts = (self._counts[kind.number] for kind in (SESSIONS, SUBSCRIPTIONS, RETAINED, PRODUCERS, READERS))
+        sessions, subscriptions, retained, producers, readers = counts
+        return Carried(sessions, subscriptions, self._queued, retained, producers, readers)
 
     def write_sets(self) -> Iterator[tuple[int, WriteSet]]:
         """All write sets, each with its shard, in the order in which a shard is to get them. Raises `sqlite3.Error`."""
-        for rows in (
-            self._sessions,
-            self._subscriptions,
-            self._queues,
-            self._received,
-            self._retained,
-            self._producers,
-            self._readers,
-        ):
-            yield from rows()
+        for kind in KINDS:
+            if kind.in_record:
+                yield from self._rows(kind)
+        yield from self._queues()
+        yield from self._received()
         for shard, part in enumerate(self._parts):
             if part.write_set.has_changes():
                 yield shard, part.write_set
@@ -98,23 +85,31 @@ class StoreRows:
     def _select(self, columns: tuple[str, ...], table: str) -> Iterator[Any]:
         return self._connection.execute(f"SELECT {', '.join(columns)} FROM {table}")
 
-    def _sessions(self) -> Iterator[tuple[int, WriteSet]]:
-        for found in self._select(SessionRow._fields, "sessions ORDER BY session_id"):
-            row = SessionRow._make(found)
-            if row.disconnected_at is None:
+    def _rows(self, kind: RowKind[Any, Any]) -> Iterator[tuple[int, WriteSet]]:
+        """The rows of a kind. A cluster has no readers of streams to use them, but a single broker that gets the store back has."""
+        for found in self._select(kind.columns, kind.table_in_order):
+            row = kind.row_type._make(found)
+            if kind is SESSIONS and row.disconnected_at is None:
                 row = row._replace(disconnected_at=self._now)
-            shard = self._shard_of[row.session_id] = self._shards.of_text(row.client_id)
-            yield from self._make_room(shard, len(row.client_id) + len(row.will or b"") + len(row.permissions or ""))
-            self._parts[shard].write_set.sessions.append(row)
-            self._counts["sessions"] += 1
+            shards = self._shards_for(kind, row)
+            if not shards:
+                continue
+            if kind.of_messages:
+                row = Message(row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at)
+            self._counts[kind.number] += 1
+            if kind.numbered:
+                self._shard_of[kind.number][kind.key_of(row)] = shards[0]
+            for shard in shards:
+                yield from self._make_room(shard, kind.size_of(row))
+                self._parts[shard].write_set.rows[kind.number].append(row)
 
-    def _subscriptions(self) -> Iterator[tuple[int, WriteSet]]:
-        for found in self._select(SubscriptionRow._fields, "subscriptions ORDER BY session_id"):
-            row = SubscriptionRow._make(found)
-            shard = self._shard_of[row.session_id]
-            yield from self._make_room(shard, len(row.topic_filter))
-            self._parts[shard].write_set.subscriptions.append(row)
-            self._counts["subscriptions"] += 1
+    def _shards_for(self, kind: RowKind[Any, Any], row: Any) -> list[int]:
+        """The shards that have a row, as `RowKind` says it; none if a session that was deleted owns it."""
+        owner = 0 if kind.owner is None else getattr(row, kind.owner_column)
+        if kind.owner is not None and owner > 0:
+            shard = self._shard_of[kind.owner.number].get(owner)
+            return [] if shard is None else [shard]
+        return [self._shards.of_text(getattr(row, kind.placed_by))] if kind.placed_by else list(range(self._shards.count))
 
     def _queues(self) -> Iterator[tuple[int, WriteSet]]:
         entry_columns = tuple(f"queue.{name}" for name in ENTRY_COLUMNS)
@@ -122,7 +117,7 @@ class StoreRows:
         joined = "queue JOIN messages ON messages.id = queue.message_id ORDER BY queue.session_id, queue.seq"
         for found in self._select(columns, joined):
             entry = dict(zip(ENTRY_COLUMNS, found))
-            shard = self._shard_of.get(entry["session_id"])
+            shard = self._shard_of[SESSIONS.number].get(entry["session_id"])
             if shard is None:
                 continue  # of a deleted session, whose entries go in steps
             row = found[len(ENTRY_COLUMNS) :]
@@ -135,47 +130,11 @@ class StoreRows:
             write_set = self._parts[shard].write_set
             write_set.messages.append(message)
             write_set.entries.append(tuple(entry.values()))
-            self._counts["queued"] += 1
+            self._queued += 1
 
     def _received(self) -> Iterator[tuple[int, WriteSet]]:
         for session_id, packet_id in self._select(RECEIVED_COLUMNS, "received"):
-            shard = self._shard_of.get(session_id)
+            shard = self._shard_of[SESSIONS.number].get(session_id)
             if shard is not None:
                 yield from self._make_room(shard, 0)
                 self._parts[shard].write_set.received.append(received_key(session_id, packet_id))
-
-    def _retained(self) -> Iterator[tuple[int, WriteSet]]:
-        for found in self._select(RetainedRow._fields, "retained"):
-            row = RetainedRow._make(found)
-            message = Message(row.topic, row.payload, row.qos, True, row.properties, row.publisher, row.timestamp, row.expires_at)
-            shard = self._shards.of_text(row.topic)
-            yield from self._make_room(shard, message.size)
-            self._parts[shard].write_set.retained.append(message)
-            self._counts["retained"] += 1
-
-    def _producers(self) -> Iterator[tuple[int, WriteSet]]:
-        for found in self._select(ProducerRow._fields, "producers"):
-            row = ProducerRow._make(found)
-            self._counts["producers"] += 1
-            for shard in range(self._shards.count):
-                yield from self._make_room(shard, len(row.user_name) + len(row.producer_id) + len(row.missing))
-                self._parts[shard].write_set.producers.append(row)
-
-    def _readers(self) -> Iterator[tuple[int, WriteSet]]:
-        """A cluster has no readers to use them, but a single broker that gets the store back has."""
-        shard_of: dict[int, int] = {}
-        for found in self._select(ReaderRow._fields, "stream_readers ORDER BY reader_id"):
-            row = ReaderRow._make(found)
-            shard = self._shards.of_text(row.name) if row.kind != SUBSCRIPTION_READER else self._shard_of.get(row.session_id)
-            if shard is None:
-                continue  # of a deleted session
-            shard_of[row.reader_id] = shard
-            yield from self._make_room(shard, len(row.name) + len(row.topic_filter))
-            self._parts[shard].write_set.readers.append(row)
-            self._counts["readers"] += 1
-        for found in self._select(OffsetsRow._fields, "stream_offsets ORDER BY reader_id, partition"):
-            offsets = OffsetsRow._make(found)
-            shard = shard_of.get(offsets.reader_id)
-            if shard is not None:
-                yield from self._make_room(shard, len(offsets.pending))
-                self._parts[shard].write_set.offsets.append(offsets)

@@ -28,6 +28,7 @@ from mqttbroker.core.delivery.turns import LongWork
 from mqttbroker.core.routing.groups import Group
 from sessions.journal import Gate
 from sessions.message import Message
+from sessions.row_kinds import SESSIONS, SUBSCRIPTIONS
 from sessions.session import CORE_PREFIX, Session
 from sessions.store.interface import Recovered
 from sessions.write_set import WriteSet
@@ -241,12 +242,11 @@ async def follow(
 
 def _without_cores(recovered: Recovered) -> Recovered:
     """The rows without the sessions that stand for those of other cores: there is no core to which a message could be passed on."""
-    away = {row.session_id for row in recovered.sessions if row.client_id.startswith(CORE_PREFIX)}
-    return recovered._replace(
-        sessions=[row for row in recovered.sessions if row.session_id not in away],
-        subscriptions=[row for row in recovered.subscriptions if row.session_id not in away],
-        queues=[row for row in recovered.queues if row.session_id not in away],
-    )
+    away = {row.session_id for row in recovered.rows(SESSIONS) if row.client_id.startswith(CORE_PREFIX)}
+    kinds = list(recovered.kinds)
+    for kind in (SESSIONS, SUBSCRIPTIONS):
+        kinds[kind.number] = [row for row in kinds[kind.number] if row.session_id not in away]
+    return recovered._replace(kinds=kinds, queues=[row for row in recovered.queues if row.session_id not in away])
 
 
 class _NoOthers(ClusterPort):

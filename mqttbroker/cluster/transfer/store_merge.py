@@ -6,19 +6,10 @@ import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sessions.rows import (
-    ENTRY_COLUMNS,
-    MESSAGE_COLUMNS,
-    SUBSCRIPTION_READER,
-    OffsetsRow,
-    ProducerRow,
-    ReaderRow,
-    RetainedRow,
-    SessionRow,
-    SubscriptionRow,
-)
+from sessions.row_kinds import KINDS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS, RowKind
+from sessions.rows import ENTRY_COLUMNS, MESSAGE_COLUMNS, RECEIVED_COLUMNS
 from sessions.session import CORE_PREFIX
 from sessions.store.database import Database
 from sessions.store.disk import sync_directory
@@ -45,9 +36,8 @@ def merge_shards(database: Path, shards: Iterable[Path]) -> Merged:
     try:
         target.open(may_be_new=True)
         connection = target.connection
-        # The new id of each session of a shard.
-        connection.execute("CREATE TEMP TABLE ids (old INTEGER PRIMARY KEY, new INTEGER NOT NULL)")
-        connection.execute("CREATE TEMP TABLE reader_ids (old INTEGER PRIMARY KEY, new INTEGER NOT NULL)")
+        for kind in _NUMBERED:  # the new id of each row of a shard
+            connection.execute(f"CREATE TEMP TABLE {_ids(kind)} (old INTEGER PRIMARY KEY, new INTEGER NOT NULL)")
         for shard in shards:
             connection.execute("ATTACH ? AS shard", (str(shard),))
             connection.execute("BEGIN IMMEDIATE")
@@ -66,7 +56,12 @@ def merge_shards(database: Path, shards: Iterable[Path]) -> Merged:
     return merged
 
 
-_COUNTED = ("sessions", "subscriptions", "queue", "retained", "stream_readers")
+_COUNTED = (SESSIONS.table, SUBSCRIPTIONS.table, "queue", RETAINED.table, READERS.table)
+_NUMBERED = [kind for kind in KINDS if kind.in_record and kind.numbered]
+
+
+def _ids(kind: RowKind[Any, Any]) -> str:
+    return f"temp.{kind.table}_ids"
 
 
 def _number(connection: sqlite3.Connection, query: str) -> int:
@@ -76,49 +71,42 @@ def _number(connection: sqlite3.Connection, query: str) -> int:
 def _copy(connection: sqlite3.Connection) -> None:
     """Copy the rows of one shard."""
     messages = _number(connection, "SELECT coalesce(max(id), 0) FROM main.messages")
-    sessions = _number(connection, "SELECT coalesce(max(session_id), 0) FROM main.sessions")
-    connection.execute("DELETE FROM temp.ids")
-    connection.execute(
-        "INSERT INTO temp.ids SELECT session_id, ?1 + row_number() OVER (ORDER BY session_id) FROM shard.sessions"
-        " WHERE substr(client_id, 1, length(?2)) <> ?2",
-        (sessions, CORE_PREFIX),
-    )
-    for table, columns in (
-        ("sessions", SessionRow._fields),
-        ("subscriptions", SubscriptionRow._fields),
-        ("received", ("session_id", "packet_id")),
-    ):
-        connection.execute(_insert(table, columns, {"session_id": "ids.new"}) + _OF_SESSION)
-    entries = {"session_id": "ids.new", "message_id": "rows.message_id + ?"}
-    connection.execute(_insert("queue", ENTRY_COLUMNS, entries) + _OF_SESSION, (messages,))
+    for kind in KINDS:
+        if kind.in_record:
+            _copy_kind(connection, kind)
+    of_session = f" JOIN {_ids(SESSIONS)} AS owners ON owners.old = rows.session_id"
+    connection.execute(_insert("received", RECEIVED_COLUMNS, {"session_id": "owners.new"}) + of_session)
+    entries = {"session_id": "owners.new", "message_id": "rows.message_id + ?"}
+    connection.execute(_insert("queue", ENTRY_COLUMNS, entries) + of_session, (messages,))
     connection.execute(
         _insert("messages", MESSAGE_COLUMNS, {"id": "rows.id + ?"})
-        + " WHERE rows.id IN (SELECT message_id FROM shard.queue JOIN temp.ids ON ids.old = queue.session_id)",
+        + f" WHERE rows.id IN (SELECT message_id FROM shard.queue JOIN {_ids(SESSIONS)} AS owners ON owners.old = queue.session_id)",
         (messages,),
     )
-    _copy_readers(connection)
-    connection.execute(_insert("retained", RetainedRow._fields, {}))
-    # Every shard has those that `import-store` brought.
-    connection.execute(_insert("producers", ProducerRow._fields, {}, "INSERT OR IGNORE"))
 
 
-def _copy_readers(connection: sqlite3.Connection) -> None:
-    """Copy the readers of streams of one shard, which a single broker had before `import-store`."""
-    readers = _number(connection, "SELECT coalesce(max(reader_id), 0) FROM main.stream_readers")
-    connection.execute("DELETE FROM temp.reader_ids")
-    connection.execute(
-        "INSERT INTO temp.reader_ids SELECT reader_id, ?1 + row_number() OVER (ORDER BY reader_id) FROM shard.stream_readers"
-        " WHERE kind <> ?2 OR session_id IN (SELECT old FROM temp.ids)",
-        (readers, SUBSCRIPTION_READER),
-    )
-    of_reader = " JOIN temp.reader_ids ON reader_ids.old = rows.reader_id"
-    session = "coalesce((SELECT new FROM temp.ids WHERE old = rows.session_id), rows.session_id)"
-    changed = {"reader_id": "reader_ids.new", "session_id": session}
-    connection.execute(_insert("stream_readers", ReaderRow._fields, changed) + of_reader)
-    connection.execute(_insert("stream_offsets", OffsetsRow._fields, {"reader_id": "reader_ids.new"}) + of_reader)
-
-
-_OF_SESSION = " JOIN temp.ids ON ids.old = rows.session_id"
+def _copy_kind(connection: sqlite3.Connection, kind: RowKind[Any, Any]) -> None:
+    """Copy the rows of a kind whose owners, if they have any, were copied."""
+    changed: dict[str, str] = {}
+    joined, condition = "", ""
+    if kind.owner is not None:
+        column = kind.owner_column
+        joined = f" LEFT JOIN {_ids(kind.owner)} AS owners ON owners.old = rows.{column}"
+        condition = f" WHERE owners.new IS NOT NULL OR rows.{column} < 1"
+        changed[column] = f"coalesce(owners.new, rows.{column})"
+    elif kind is SESSIONS:
+        condition = f" WHERE substr(rows.client_id, 1, {len(CORE_PREFIX)}) <> '{CORE_PREFIX}'"
+    if kind.numbered:
+        key, ids = kind.key[0], _ids(kind)
+        last = _number(connection, f"SELECT coalesce(max({key}), 0) FROM main.{kind.table}")
+        numbers = f"{last} + row_number() OVER (ORDER BY {key})"
+        connection.execute(f"DELETE FROM {ids}")
+        connection.execute(f"INSERT INTO {ids} SELECT {key}, {numbers} FROM shard.{kind.table} AS rows{joined}{condition}")
+        changed[key] = "own.new"
+        joined += f" JOIN {ids} AS own ON own.old = rows.{key}"
+    # Every shard has the rows that are placed in no certain one, which `import-store` brought.
+    everywhere = kind.owner is None and not kind.placed_by
+    connection.execute(_insert(kind.table, kind.columns, changed, "INSERT OR IGNORE" if everywhere else "INSERT") + joined + condition)
 
 
 def _insert(table: str, columns: Sequence[str], changed: dict[str, str], verb: str = "INSERT") -> str:

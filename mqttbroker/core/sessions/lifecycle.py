@@ -19,6 +19,7 @@ from mqttbroker.core.terms.users import Users
 from sessions.context import Clock
 from sessions.journal import Journal
 from sessions.registry import Registry
+from sessions.row_kinds import SESSIONS
 from sessions.rows import SessionRow
 from sessions.session import Session, Subscription
 
@@ -93,7 +94,7 @@ class SessionLifecycle:
         will = session.will
         if will is not None and not with_will:
             if will.row_id:
-                self.journal.delete_session(will.row_id)
+                self.journal.remove(SESSIONS, will.row_id)
             session.set_will(None)  # [MQTT-3.1.2-10]
             will = None
         if session.expiry_interval == 0:
@@ -133,7 +134,7 @@ class SessionLifecycle:
         if row_id != 0:
             self._forget_unsaved(session.client_id, row_id)
             if published:
-                self.journal.delete_session(row_id)
+                self.journal.remove(SESSIONS, row_id)
             else:
                 self._unsaved[session.client_id] = _Unsaved(session, row_id)
 
@@ -161,9 +162,9 @@ class SessionLifecycle:
             None if session.permissions is None else cast(Permissions, session.permissions).text,
         )
         if session.id == 0:
-            self.journal.save_session_later(row)
+            self.journal.save_later(SESSIONS, row)
         else:
-            self.journal.save_session(row)
+            self.journal.save(SESSIONS, row)
 
     def save_published(self, session: Session, published: bool) -> None:
         """Write the row of a disconnected session, now or when its will is published."""
@@ -180,7 +181,7 @@ class SessionLifecycle:
             return
         del self._unsaved[session.client_id]
         if unsaved.row_id:
-            self.journal.delete_session(unsaved.row_id)
+            self.journal.remove(SESSIONS, unsaved.row_id)
         else:
             self.save(session, True)
 
@@ -188,7 +189,7 @@ class SessionLifecycle:
         """The client's row is written now; one of an older session must not be beside it."""
         unsaved = self._unsaved.pop(client_id, None)
         if unsaved is not None and unsaved.row_id != 0 and unsaved.row_id != row_id:
-            self.journal.delete_session(unsaved.row_id)
+            self.journal.remove(SESSIONS, unsaved.row_id)
 
     def tick(self, pending: dict[str, PendingConnect]) -> None:
         """Publish due wills and end expired sessions, in parts if there are many; not those of ``pending`` clients."""

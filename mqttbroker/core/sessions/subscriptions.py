@@ -41,6 +41,7 @@ from mqttbroker.core.terms.memory_stage import MemoryStage
 from mqttbroker.core.terms.terms import BrokerTerms
 from sessions.context import SessionContext
 from sessions.journal import Journal
+from sessions.row_kinds import SUBSCRIPTIONS
 from sessions.session import (
     AWAITS_RETAINED,
     NO_LOCAL,
@@ -190,7 +191,7 @@ class Subscriptions:
             if session.id != 0 and self.replays.sources.may_match(topic_filter, self.context.clock.now):
                 subscription.options |= AWAITS_RETAINED
         if session.id != 0:
-            self.journal.save_subscription(subscription.row())
+            self.journal.save(SUBSCRIPTIONS, subscription.row())
         return subscription.qos
 
     def _log_denial(self, connection: Connection, session: Session, full_filter: str) -> None:
@@ -231,7 +232,7 @@ class Subscriptions:
         session.filter_bytes -= text_bytes(topic_filter)
         self.remove(subscription)
         if session.id != 0:
-            self.journal.delete_subscription(session.id, topic_filter)
+            self.journal.remove(SUBSCRIPTIONS, (session.id, topic_filter))
         return SUCCESS
 
     def answer(self, connection: Connection, session: Session, gate: AckGate) -> None:

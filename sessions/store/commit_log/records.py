@@ -8,35 +8,22 @@ retained messages and a stream may refer to it by its place in the list.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import GenericAlias
 from typing import Any, NamedTuple
 
 import msgspec
 
 from sessions.message import Message
-from sessions.rows import (
-    EntryKey,
-    EntryRow,
-    EntryUpdate,
-    MessageRow,
-    OffsetsRow,
-    ProducerKey,
-    ProducerRow,
-    ReaderRow,
-    ReceivedKey,
-    SessionRow,
-    SubscriptionKey,
-    SubscriptionRow,
-    received_key,
-)
+from sessions.row_kinds import KINDS
+from sessions.rows import EntryKey, EntryRow, EntryUpdate, MessageRow, ReceivedKey, received_key
 from sessions.store.interface import Partition
 from sessions.write_set import WriteSet, message_rows
 
-# mypyc keeps no types of a NamedTuple's fields, so msgspec decodes plain tuples.
-_SessionRow = tuple[int, str, int, int, float | None, bytes | None, float | None, str | None, str | None, str | None]
-_SubscriptionRow = tuple[int, str, int, int, int]
-_ProducerRow = tuple[str, str, str, int, bytes, int]
-_ReaderRow = tuple[int, int, int, str, str, str, str, int, int]
-_OffsetsRow = tuple[int, int, int, int, bytes]
+# The places of what is not of `KINDS`, which have theirs in that table.
+_MESSAGES, _QUEUED, _ENTRIES, _ENTRY_UPDATES, _DELETED_ENTRIES, _RECEIVED, _DELETED_RECEIVED, _STREAMS = 0, 1, 6, 7, 8, 9, 10, 13
+
+_RECORDED = tuple(kind for kind in KINDS if kind.in_record)
+_OF_MESSAGES = tuple(kind for kind in _RECORDED if kind.of_messages)
 
 
 class StreamExtent(NamedTuple):
@@ -64,29 +51,43 @@ class _Body(msgspec.Struct, array_like=True):
     rows: msgspec.Raw
 
 
-class _Rows(msgspec.Struct, array_like=True):
-    """``queued`` messages at the beginning of ``messages`` are inserted for the queue; ``streams`` has the places of the
-    messages of each extent. Records of older versions end before the fields that have a default."""
+def _list_of(items: Any) -> GenericAlias:
+    return GenericAlias(list, (items,))
 
-    messages: list[MessageRow]
-    queued: int
-    deleted_sessions: list[int]
-    sessions: list[_SessionRow]
-    subscriptions: list[_SubscriptionRow]
-    deleted_subscriptions: list[SubscriptionKey]
-    entries: list[EntryRow]
-    entry_updates: list[EntryUpdate]
-    deleted_entries: list[EntryKey]
-    received: list[ReceivedKey | tuple[int, int]]  # older versions wrote session id and packet id
-    deleted_received: list[ReceivedKey | tuple[int, int]]
-    retained: list[int]
-    deleted_retained: list[str]
-    streams: list[list[int]]
-    deleted_producers: list[ProducerKey]
-    producers: list[_ProducerRow]
-    deleted_readers: list[int] = []
-    readers: list[_ReaderRow] = []
-    offsets: list[_OffsetsRow] = []
+
+def _types() -> dict[int, Any]:
+    """The type of each place in the rows of a record. mypyc keeps no types of a NamedTuple's fields, so rows are plain tuples."""
+    packet_ids = list[ReceivedKey | tuple[int, int]]  # older versions wrote session id and packet id
+    types: dict[int, Any] = {
+        _MESSAGES: list[MessageRow],
+        _QUEUED: int,
+        _ENTRIES: list[EntryRow],
+        _ENTRY_UPDATES: list[EntryUpdate],
+        _DELETED_ENTRIES: list[EntryKey],
+        _RECEIVED: packet_ids,
+        _DELETED_RECEIVED: packet_ids,
+        _STREAMS: list[list[int]],
+    }
+    for kind in _RECORDED:
+        types[kind.saved_at] = _list_of(int if kind.of_messages else GenericAlias(tuple, kind.types))
+        if kind.removed_at >= 0:
+            of_key = tuple(kind.types[kind.columns.index(column)] for column in kind.key)
+            types[kind.removed_at] = _list_of(of_key[0] if len(of_key) == 1 else GenericAlias(tuple, of_key))
+    return types
+
+
+_TYPES = _types()
+PLACES = len(_TYPES)
+# The places that records of all versions have; older ones end before the others.
+_ALWAYS = 16
+
+# The first `_QUEUED` messages are inserted for the queue; `_STREAMS` has the places of the messages of each extent, and a kind of
+# messages those of its own.
+_Rows = msgspec.defstruct(
+    "_Rows",
+    [(f"at_{place}", _TYPES[place], *(() if place < _ALWAYS else (msgspec.field(default_factory=list),))) for place in range(PLACES)],
+    array_like=True,
+)
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -97,10 +98,15 @@ _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 def encode(write_set: WriteSet, ends: dict[Partition, int]) -> bytes:
     """The body of a record; ``ends`` has the offset of the next record of each partition that the write set writes."""
     messages: list[Message] = write_set.messages
-    retained: list[int] = []
     extents: list[tuple[str, int, int, int]] = []
     streams: list[list[int]] = []
-    if write_set.retained or write_set.stream_messages:
+    rows: list[Any] = [None] * PLACES
+    for kind in _RECORDED:
+        rows[kind.saved_at] = write_set.rows[kind.number]
+        if kind.removed_at >= 0:
+            rows[kind.removed_at] = write_set.removed_keys[kind.number]
+    kept = [kind for kind in _OF_MESSAGES if write_set.rows[kind.number]]
+    if kept or write_set.stream_messages:
         places = {id(message): place for place, message in enumerate(messages)}
         messages = list(messages)
 
@@ -110,32 +116,20 @@ def encode(write_set: WriteSet, ends: dict[Partition, int]) -> bytes:
                 messages.append(message)
             return place
 
-        retained = [place_of(message) for message in write_set.retained]
+        for kind in kept:
+            rows[kind.saved_at] = [place_of(message) for message in write_set.rows[kind.number]]
         for (stream, partition), records in write_set.stream_messages.items():
             first = ends[stream, partition]
             extents.append((stream, partition, first, first + len(records)))
             streams.append([place_of(message) for message in records])
-    rows = (
-        message_rows(messages),
-        len(write_set.messages),
-        write_set.deleted_sessions,
-        write_set.sessions,
-        write_set.subscriptions,
-        write_set.deleted_subscriptions,
-        write_set.entries,
-        write_set.entry_updates,
-        write_set.deleted_entries,
-        write_set.received,
-        write_set.deleted_received,
-        retained,
-        write_set.deleted_retained,
-        streams,
-        write_set.deleted_producers,
-        write_set.producers,
-        write_set.deleted_readers,
-        write_set.readers,
-        write_set.offsets,
-    )
+    rows[_MESSAGES] = message_rows(messages)
+    rows[_QUEUED] = len(write_set.messages)
+    rows[_ENTRIES] = write_set.entries
+    rows[_ENTRY_UPDATES] = write_set.entry_updates
+    rows[_DELETED_ENTRIES] = write_set.deleted_entries
+    rows[_RECEIVED] = write_set.received
+    rows[_DELETED_RECEIVED] = write_set.deleted_received
+    rows[_STREAMS] = streams
     return _encode((extents, rows))
 
 
@@ -158,29 +152,26 @@ def decode(body: bytes) -> tuple[WriteSet, list[StreamRecords]]:
     """
     try:
         outer = _decode_body(body)
-        found = _decode_rows(outer.rows)
-        messages = list(map(_message, found.messages))
+        found: list[Any] = list(msgspec.structs.astuple(_decode_rows(outer.rows)))
+        messages = list(map(_message, found[_MESSAGES]))
         write_set = WriteSet()
-        write_set.messages = messages[: found.queued]
-        write_set.deleted_sessions = found.deleted_sessions
-        write_set.sessions = list(map(SessionRow._make, found.sessions))
-        write_set.subscriptions = list(map(SubscriptionRow._make, found.subscriptions))
-        write_set.deleted_subscriptions = found.deleted_subscriptions
-        write_set.entries = found.entries
-        write_set.entry_updates = found.entry_updates
-        write_set.deleted_entries = found.deleted_entries
-        write_set.received = _received_keys(found.received)
-        write_set.deleted_received = _received_keys(found.deleted_received)
-        write_set.retained = [messages[place] for place in found.retained]
-        write_set.deleted_retained = found.deleted_retained
-        write_set.deleted_producers = found.deleted_producers
-        write_set.producers = list(map(ProducerRow._make, found.producers))
-        write_set.deleted_readers = found.deleted_readers
-        write_set.readers = list(map(ReaderRow._make, found.readers))
-        write_set.offsets = list(map(OffsetsRow._make, found.offsets))
+        write_set.messages = messages[: found[_QUEUED]]
+        write_set.entries = found[_ENTRIES]
+        write_set.entry_updates = found[_ENTRY_UPDATES]
+        write_set.deleted_entries = found[_DELETED_ENTRIES]
+        write_set.received = _received_keys(found[_RECEIVED])
+        write_set.deleted_received = _received_keys(found[_DELETED_RECEIVED])
+        for kind in _RECORDED:
+            if kind.of_messages:
+                rows = [messages[place] for place in found[kind.saved_at]]
+            else:
+                rows = list(map(kind.row_type._make, found[kind.saved_at]))
+            write_set.rows[kind.number] = rows
+            if kind.removed_at >= 0:
+                write_set.removed_keys[kind.number] = found[kind.removed_at]
         streams = [
             StreamRecords(stream, partition, first, [messages[place] for place in places])
-            for (stream, partition, first, _), places in zip(outer.extents, found.streams)
+            for (stream, partition, first, _), places in zip(outer.extents, found[_STREAMS])
         ]
         return write_set, streams
     except (msgspec.MsgspecError, IndexError) as error:

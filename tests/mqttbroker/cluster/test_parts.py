@@ -17,6 +17,7 @@ from mqttbroker.cluster.log.view import OLDER_EPOCH, REPEATED, VALID, LogView
 from mqttbroker.cluster.shard.store import Sizes
 from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
+from sessions.row_kinds import RETAINED
 from sessions.rows import MarkRow
 from sessions.write_set import WriteSet
 
@@ -99,13 +100,13 @@ def test_a_store_commits_and_recovers_what_no_record_can_hold(kafka: KafkaCluste
     for start, directory in enumerate(("first", "second")):
         store = opened(kafka.bootstrap, "parts", tmp_path / directory, f"node-{start}", lost)
         store._sizes = Sizes(10_000)
-        retained = store.recover().retained
+        retained = store.recover().rows(RETAINED)
         assert [row.payload for row in retained] == [payload] * start
         if not start:
             done: list[object] = []
             store.start(lambda _, error: done.append(error), lambda *_: None)
             write_set = WriteSet()
-            write_set.retained.append(Message("a", payload, 1, True, b"", "", 0, 0))
+            write_set.saved(RETAINED).append(Message("a", payload, 1, True, b"", "", 0, 0))
             store.submit(write_set)
         store.stop()
     assert done == [None]

@@ -33,6 +33,7 @@ from mqttbroker.migration.mosquitto_database import (
     decode_database,
 )
 from mqttbroker.migration.mosquitto_rows import Rows
+from sessions.row_kinds import RETAINED, SESSIONS
 from sessions.rows import received_key
 
 PASSWORDS = "alice:$6$c2FsdHNhbHRzYWx0$" + b64encode(bytes(64)).decode() + "\n"
@@ -309,14 +310,14 @@ def test_an_unreleased_message_goes_to_those_who_would_have_got_it() -> None:
     entries = {names[row[0] - 1]: (row[4], row[5], row[6], row[3]) for row in write_set.entries}
     assert entries == {"both": (2, 0, b"\x0b\3", 1), "as_published": (1, 1, b"\x0b\3", 1), "first": (1, 0, b"", 1)}
     assert write_set.received == [received_key(2, 4)]
-    assert [(message.topic, message.payload) for message in write_set.retained] == [("a/b", b"x")]
+    assert [(message.topic, message.payload) for message in write_set.saved(RETAINED)] == [("a/b", b"x")]
     assert rows.not_carried == [
         "client 'both': topic filter 'a/#/b'",
         "retained message '$SYS/x'",
         "retained message that the database lacks",
         "1 queued messages at QoS 0, or without a session or a message",
     ]
-    assert {row.disconnected_at for row in write_set.sessions} == {1000.0}
+    assert {row.disconnected_at for row in write_set.saved(SESSIONS)} == {1000.0}
 
 
 def test_a_large_database_is_stored_in_parts() -> None:

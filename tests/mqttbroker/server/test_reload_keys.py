@@ -26,7 +26,7 @@ from mqttbroker.server.assembly import build_broker, listener_terms
 from mqttbroker.server.reload import Reloader, named_key, with_key
 from mqttbroker.server.reloaded_parts import ReloadedAdmission, ReloadedLimits, ReloadedListeners, ReloadedLog, ReloadedSecurity
 from mqttbroker.system.service_manager import ServiceManager
-from sessions.store.interface import Recovered
+from sessions.store.interface import nothing_recovered
 
 BASE = Settings(
     listeners=(Listener(),),
@@ -140,7 +140,7 @@ class Plant:
 
     def __init__(self) -> None:
         security = Security(BASE)
-        broker = build_broker(BASE, Recovered([], [], [], [], [], 1, 1, 1), security)
+        broker = build_broker(BASE, nothing_recovered(), security)
         scheduler = FlushScheduler(broker, Loop(), lambda _: None, True)
         sockets = OpenSockets(1000, BASE.limits.max_half_open, broker.outbound.counters)
         terms = listener_terms(BASE, BASE.listeners[0])

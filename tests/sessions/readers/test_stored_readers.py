@@ -8,6 +8,7 @@ from support.journal import close_batch
 from sessions.journal import Journal
 from sessions.readers.partition_offsets import PartitionOffsets
 from sessions.readers.stored_readers import StoredReaders
+from sessions.row_kinds import OFFSETS, READERS
 from sessions.rows import GROUP_READER, QUEUE_READER, SUBSCRIPTION_READER, OffsetsRow
 
 
@@ -21,9 +22,9 @@ def test_a_restart_finds_readers_and_offsets() -> None:
     write_set = close_batch(journal)
     journal.committed()
     restored = StoredReaders(Journal(True))
-    for reader_row in write_set.readers:
+    for reader_row in write_set.saved(READERS):
         restored.load(reader_row)
-    for row in sorted(write_set.offsets):
+    for row in sorted(write_set.saved(OFFSETS)):
         restored.load_offsets(row)
     assert restored.next_id == 4
     for found, made in (
@@ -44,7 +45,7 @@ def test_a_deleted_reader_is_not_written_again() -> None:
     readers.delete(group)
     group.save(group.partitions[0])
     write_set = close_batch(journal)
-    assert (write_set.readers, write_set.offsets, write_set.deleted_readers) == ([], [], [1])
+    assert (write_set.saved(READERS), write_set.saved(OFFSETS), write_set.removed(READERS)) == ([], [], [1])
     assert readers.groups("s") == 0 and readers.of_stream("s") == []
 
 

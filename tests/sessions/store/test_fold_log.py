@@ -12,6 +12,7 @@ import pytest
 from support.store_cases import query
 from support.store_writer import Writer, retained, retained_rows
 
+from sessions.row_kinds import RETAINED, SESSIONS
 from sessions.store import log_repair
 from sessions.store import salvage as salvage_module
 from sessions.store.interface import StoreError
@@ -42,7 +43,7 @@ def killed(tmp_path: Path) -> Iterator[Path]:
 
 def changes(number: int) -> WriteSet:
     write_set = WriteSet()
-    write_set.retained = [retained(f"r/{number}", bytes(20_000))]
+    write_set.saved(RETAINED)[:] = [retained(f"r/{number}", bytes(20_000))]
     return write_set
 
 
@@ -56,8 +57,8 @@ def found_after(data: Path) -> list[str]:
     recovered = store.recover()
     store.start(lambda *_: None, lambda *_: None)
     store.stop()
-    assert recovered.sessions == []
-    return sorted(row.topic for row in recovered.retained)
+    assert recovered.rows(SESSIONS) == []
+    return sorted(row.topic for row in recovered.rows(RETAINED))
 
 
 EVERYTHING = sorted(f"r/{number}" for number in range(COUNT))
@@ -119,4 +120,4 @@ def test_a_disk_that_gets_full_during_a_repair_takes_nothing(killed: Path, monke
     store = SqliteStore(killed / NAME, "commit", None)
     recovered = store.recover()
     store.stop()
-    assert sorted(recovered.retained) == sorted(row for number in range(COUNT) for row in retained_rows(changes(number)))
+    assert sorted(recovered.rows(RETAINED)) == sorted(row for number in range(COUNT) for row in retained_rows(changes(number)))

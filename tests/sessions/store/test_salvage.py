@@ -13,6 +13,7 @@ from support.full_store import CHANGES, PAGE, TABLES, Rows, fill, overwrite, pag
 from support.store_cases import queued
 from support.store_writer import Writer
 
+from sessions.row_kinds import SESSIONS
 from sessions.store import salvage as salvage_module
 from sessions.store.check import check_database
 from sessions.store.interface import CorruptStore, StoreError
@@ -161,7 +162,7 @@ def test_an_unreadable_file_gives_an_empty_database(path: Path) -> None:
     assert not any(kept.values())
     assert lines[-1].startswith("kept 0 sessions")
     store = SqliteStore(path, "commit", None)
-    assert store.recover().sessions == []
+    assert store.recover().rows(SESSIONS) == []
     store.stop()
 
 
@@ -177,7 +178,7 @@ def test_an_older_database_keeps_its_version(tmp_path: Path) -> None:
     assert connection.execute("PRAGMA user_version").fetchone() == (1,)
     connection.close()
     store = SqliteStore(path, "commit", None)
-    assert [row[1] for row in store.recover().sessions] == ["c"]
+    assert [row[1] for row in store.recover().rows(SESSIONS)] == ["c"]
     store.stop()
 
 
@@ -255,7 +256,7 @@ def test_a_damaged_store_opens_after_a_salvage(path: Path) -> None:
         SqliteStore(path, "commit", None).recover()
     salvage(path, STAMP, "test")
     store = SqliteStore(path, "commit", None)
-    assert len(store.recover().sessions) == 30
+    assert len(store.recover().rows(SESSIONS)) == 30
     store.stop()
 
 

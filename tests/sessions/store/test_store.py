@@ -14,8 +14,10 @@ from support import store_writer
 from support.store_cases import Opened, log, opened, path, query, queued, session_row  # noqa: F401 - fixtures
 from support.store_writer import Writer, message, retained, retained_rows
 
+from sessions.row_kinds import RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import MESSAGE_COLUMNS, SessionRow, SubscriptionRow, received_key
 from sessions.store import follower, maintenance, statements
+from sessions.store.interface import nothing_recovered
 from sessions.store.maintenance import Maintenance
 from sessions.store.writer import SqliteStore
 from sessions.write_set import WriteSet
@@ -25,76 +27,69 @@ from sessions.write_set import WriteSet
 
 def test_a_new_store_is_empty(opened: Opened) -> None:
     recovered, _ = opened()
-    assert recovered._asdict() == {
-        "sessions": [],
-        "subscriptions": [],
-        "retained": [],
-        "producers": [],
-        "queues": [],
-        "next_session_id": 1,
-        "next_message_id": 1,
-        "next_seq": 1,
-        "readers": [],
-        "offsets": [],
-    }
+    assert recovered == nothing_recovered()
 
 
 def test_state_survives_a_restart(opened: Opened) -> None:
     _, writer = opened()
     write_set = queued(7, [3, 4], b"payload")
-    write_set.sessions = [
+    write_set.saved(SESSIONS)[:] = [
         SessionRow(7, "c", 5, 3600, None, b"will", 12.5, "user", "rules", "[]"),
         session_row(9, 1700000000.25),
     ]
-    write_set.subscriptions = [SubscriptionRow(7, "b/#", 1, 5, 0), SubscriptionRow(7, "a/é", 2, 6, 268435455)]
-    write_set.retained = [retained("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
+    write_set.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(7, "b/#", 1, 5, 0), SubscriptionRow(7, "a/é", 2, 6, 268435455)]
+    write_set.saved(RETAINED)[:] = [retained("r", b"\0\xff", 1, b"props", "pub", 1700000000000001, 5)]
     write_set.received = [received_key(7, 65535)]
     writer.commit(write_set)
     recovered, writer = opened()
-    assert recovered.sessions == write_set.sessions
-    assert sorted(recovered.subscriptions) == sorted(write_set.subscriptions)
-    assert recovered.retained == retained_rows(write_set)
+    assert recovered.rows(SESSIONS) == write_set.saved(SESSIONS)
+    assert sorted(recovered.rows(SUBSCRIPTIONS)) == sorted(write_set.saved(SUBSCRIPTIONS))
+    assert recovered.rows(RETAINED) == retained_rows(write_set)
     assert recovered.queues == [(7, 2, 2 * len("tpayload"), 4)]
     assert (recovered.next_session_id, recovered.next_message_id, recovered.next_seq) == (10, 5, 5)
     assert writer.page(7).received == [65535]
 
 
 def test_lists_are_applied_in_their_order(opened: Opened, path: Path) -> None:
-    """The removal of a key follows its insertion, but that of a packet id comes before it."""
+    """The removal of a key comes before its insertion."""
     _, writer = opened()
+    before = WriteSet()
+    before.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "again", 1, 1, 0), SubscriptionRow(1, "gone", 1, 1, 0)]
+    before.saved(RETAINED)[:] = [retained("again", b"1"), retained("gone", b"1")]
+    writer.commit(before)
     write_set = queued(1, [1, 2])
-    write_set.sessions = [session_row(1)]
-    write_set.subscriptions = [SubscriptionRow(1, "kept", 1, 1, 0), SubscriptionRow(1, "gone", 1, 1, 0)]
-    write_set.deleted_subscriptions = [(1, "gone")]
+    write_set.saved(SESSIONS)[:] = [session_row(1)]
+    write_set.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "again", 2, 1, 0)]
+    write_set.removed(SUBSCRIPTIONS)[:] = [(1, "again"), (1, "gone")]
     write_set.entry_updates = [(77, 3, 1, 2)]
     write_set.deleted_entries = [(1, 1, 1, 0)]
     write_set.received = [received_key(1, 6), received_key(1, 7)]
     write_set.deleted_received = [received_key(1, 5), received_key(1, 6)]
-    write_set.retained = [retained("kept", b"1"), retained("gone", b"1")]
-    write_set.deleted_retained = ["gone"]
+    write_set.saved(RETAINED)[:] = [retained("again", b"2")]
+    write_set.removed(RETAINED)[:] = ["again", "gone"]
     writer.commit(write_set)
-    assert query(path, "SELECT topic_filter FROM subscriptions") == ["kept"]
+    assert query(path, "SELECT topic_filter, qos FROM subscriptions") == [("again", 2)]
     assert query(path, "SELECT seq, packet_id, state FROM queue") == [(2, 77, 3)]
     assert query(path, "SELECT id FROM messages") == [2]
     assert query(path, "SELECT packet_id FROM received") == [6, 7]
-    assert query(path, "SELECT topic FROM retained") == ["kept"]
+    assert query(path, "SELECT topic, payload FROM retained") == [("again", b"2")]
 
 
 def test_upserts_replace_every_column(opened: Opened) -> None:
     _, writer = opened()
     first, second = WriteSet(), WriteSet()
-    first.sessions = [SessionRow(1, "c", 4, 10, None, b"w", 1.0, None, None)]
-    first.subscriptions = [SubscriptionRow(1, "a", 1, 1, 1)]
-    first.retained = [retained("r", b"1", 0, b"x", "p", 1, 1)]
-    second.sessions = [SessionRow(1, "c", 5, 20, 2.0, None, None, "user", "rules", "[]")]
-    second.subscriptions = [SubscriptionRow(1, "a", 2, 2, 0)]
-    second.retained = [retained("r", b"2", 1, b"y", "q", 2, 2)]
+    first.saved(SESSIONS)[:] = [SessionRow(1, "c", 4, 10, None, b"w", 1.0, None, None)]
+    first.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "a", 1, 1, 1)]
+    first.saved(RETAINED)[:] = [retained("r", b"1", 0, b"x", "p", 1, 1)]
+    second.saved(SESSIONS)[:] = [SessionRow(1, "c", 5, 20, 2.0, None, None, "user", "rules", "[]")]
+    second.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "a", 2, 2, 0)]
+    second.saved(RETAINED)[:] = [retained("r", b"2", 1, b"y", "q", 2, 2)]
     writer.commit(first)
     writer.commit(second)
     recovered, _ = opened()
-    assert recovered.sessions == second.sessions
-    assert recovered.subscriptions == second.subscriptions
-    assert recovered.retained == retained_rows(second)
+    assert recovered.rows(SESSIONS) == second.saved(SESSIONS)
+    assert recovered.rows(SUBSCRIPTIONS) == second.saved(SUBSCRIPTIONS)
+    assert recovered.rows(RETAINED) == retained_rows(second)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, statements.CHUNK, statements.CHUNK + 1, 2 * statements.CHUNK + 5])
@@ -154,11 +149,11 @@ def test_subscriptions_and_received_follow_a_model(
                     if (session_id, number) in model:
                         write_set.deleted_received.append(received_key(session_id, number))
                     model.add((session_id, number))
-                    write_set.subscriptions.append(SubscriptionRow(session_id, str(number), 0, 0, 0))
+                    write_set.saved(SUBSCRIPTIONS).append(SubscriptionRow(session_id, str(number), 0, 0, 0))
                     write_set.received.append(received_key(session_id, number))
                 else:
                     model.discard((session_id, number))
-                    write_set.deleted_subscriptions.append((session_id, str(number)))
+                    write_set.removed(SUBSCRIPTIONS).append((session_id, str(number)))
                     write_set.deleted_received.append(received_key(session_id, number))
             writer.commit(write_set)
     finally:
@@ -260,7 +255,7 @@ def test_a_page_waits_only_for_changes_that_concern_it(opened: Opened) -> None:
     assert writer.outcome(queued(1, [5])) is None
     assert [row.seq for row in writer.next_page(1, 4, 2).rows] == [5] and applied()
     ended = WriteSet()
-    ended.deleted_sessions = [1]
+    ended.removed(SESSIONS)[:] = [1]
     assert writer.outcome(ended) is None
     assert writer.next_page(1, 2).rows == [] and applied()
 
@@ -311,8 +306,8 @@ def test_a_page_that_cannot_be_read_does_not_undo_the_commit(opened: Opened, pat
 def test_a_deleted_session_is_deleted_with_everything(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = WriteSet()
-    write_set.sessions = [session_row(1), session_row(2)]
-    write_set.subscriptions = [SubscriptionRow(1, "a", 1, 1, 0), SubscriptionRow(2, "a", 1, 1, 0)]
+    write_set.saved(SESSIONS)[:] = [session_row(1), session_row(2)]
+    write_set.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "a", 1, 1, 0), SubscriptionRow(2, "a", 1, 1, 0)]
     write_set.received = [received_key(1, 5), received_key(2, 5)]
     write_set.messages = [message(key, "t", b"") for key in (1, 2, 3, 4)]
     # Message 1 is queued for session 1, 2 for both, 3 twice for session 1, 4 for session 2.
@@ -322,8 +317,8 @@ def test_a_deleted_session_is_deleted_with_everything(opened: Opened, path: Path
     ]
     writer.commit(write_set)
     write_set = WriteSet()
-    write_set.deleted_sessions = [1, 99]
-    write_set.sessions = [SessionRow(3, "client-1", 5, 0, None, None, None, None, None)]
+    write_set.removed(SESSIONS)[:] = [1, 99]
+    write_set.saved(SESSIONS)[:] = [SessionRow(3, "client-1", 5, 0, None, None, None, None, None)]
     writer.commit(write_set)
     assert query(path, "SELECT session_id FROM sessions ORDER BY 1") == [2, 3]
     assert query(path, "SELECT session_id FROM subscriptions") == [2]
@@ -335,8 +330,8 @@ def test_a_deleted_session_is_deleted_with_everything(opened: Opened, path: Path
 def test_a_session_id_is_not_used_again(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = WriteSet()
-    write_set.deleted_sessions = [1]
-    write_set.sessions = [session_row(1)]
+    write_set.removed(SESSIONS)[:] = [1]
+    write_set.saved(SESSIONS)[:] = [session_row(1)]
     with pytest.raises(ValueError, match="used again"):
         writer.commit(write_set)
     assert query(path, "SELECT * FROM sessions") == []
@@ -348,10 +343,10 @@ def test_a_long_queue_is_purged_in_steps(opened: Opened, path: Path, monkeypatch
     monkeypatch.setattr(follower, "IDLE_AFTER", 1000.0)
     _, writer = opened()
     write_set = queued(1, list(range(1, 501)))
-    write_set.sessions = [session_row(1)]
+    write_set.saved(SESSIONS)[:] = [session_row(1)]
     writer.commit(write_set)
     write_set = WriteSet()
-    write_set.deleted_sessions = [1]
+    write_set.removed(SESSIONS)[:] = [1]
     writer.commit(write_set)
     left = len(query(path, "SELECT seq FROM queue"))
     assert 300 <= left < 500
@@ -361,7 +356,7 @@ def test_a_long_queue_is_purged_in_steps(opened: Opened, path: Path, monkeypatch
         assert recovered.next_seq == 501
     while left:
         write_set = WriteSet()
-        write_set.retained = [retained("r", b"")]
+        write_set.saved(RETAINED)[:] = [retained("r", b"")]
         writer.commit(write_set)
         left, before = len(query(path, "SELECT seq FROM queue")), left
         assert before - 110 <= left < before
@@ -383,13 +378,13 @@ def test_an_idle_writer_purges_and_vacuums(opened: Opened, path: Path, monkeypat
     ended: list[int] = []
     _, writer = opened()
     write_set = queued(1, list(range(1, 10001)), b"x" * 500)
-    write_set.sessions = [session_row(1)]
+    write_set.saved(SESSIONS)[:] = [session_row(1)]
     writer.commit(write_set)
     query(path, "PRAGMA wal_checkpoint(PASSIVE)")
     (full,) = query(path, "PRAGMA page_count")
     assert path.stat().st_size == full * 4096
     write_set = WriteSet()
-    write_set.deleted_sessions = [1]
+    write_set.removed(SESSIONS)[:] = [1]
     ended.append(1)
     writer.commit(write_set)
     assert tidy.wait(30)

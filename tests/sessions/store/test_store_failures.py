@@ -22,6 +22,7 @@ from support.store_cases import Opened, log, opened, path, query, queued, sessio
 from support.store_writer import ENTRIES, KEPT, FileLog, Writer, commit_number, retained, retained_rows
 
 from sessions.message import Message
+from sessions.row_kinds import RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.store import database, schema
 from sessions.store import writer as store_module
 from sessions.store.interface import StoreError
@@ -150,7 +151,7 @@ def test_a_full_disk_fails_only_the_commits_meanwhile(path: Path, log: FileLog) 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = path.with_name("broker.db-wal").stat().st_size
     big = stream_set(2)
-    big.retained = [retained("r", bytes(1_000_000))]
+    big.saved(RETAINED)[:] = [retained("r", bytes(1_000_000))]
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 50_000, hard))
         errors = [writer.outcome(big), writer.outcome(big)]
@@ -162,7 +163,7 @@ def test_a_full_disk_fails_only_the_commits_meanwhile(path: Path, log: FileLog) 
     store.stop()
     store = SqliteStore(path, "commit", FileLog(log.directory))
     recovered = store.recover()
-    assert recovered.retained == retained_rows(big)
+    assert recovered.rows(RETAINED) == retained_rows(big)
     assert query(path, "SELECT seq FROM queue") == log.records(("s", 0)) == [1, 2]
     store.stop()
 
@@ -265,7 +266,7 @@ def test_a_file_that_is_not_a_database(path: Path) -> None:
 def test_a_damaged_database(opened: Opened, path: Path) -> None:
     _, writer = opened()
     write_set = queued(1, list(range(1, 500)))
-    write_set.sessions = [session_row(number) for number in range(1, 500)]
+    write_set.saved(SESSIONS)[:] = [session_row(number) for number in range(1, 500)]
     writer.commit(write_set)
     writer.store.stop()
     data = bytearray(path.read_bytes())
@@ -278,7 +279,7 @@ def test_a_damaged_database(opened: Opened, path: Path) -> None:
 def test_an_older_database_is_migrated_at_start(opened: Opened, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _, writer = opened()
     write_set = WriteSet()
-    write_set.sessions = [session_row(1)]
+    write_set.saved(SESSIONS)[:] = [session_row(1)]
     writer.commit(write_set)
 
     def add_note(db: Any) -> None:
@@ -287,7 +288,7 @@ def test_an_older_database_is_migrated_at_start(opened: Opened, path: Path, monk
     newer = functools.partial(schema.prepare, migrations=(*MIGRATIONS, add_note))
     monkeypatch.setattr(database, "prepare", newer)
     recovered, writer = opened()
-    assert recovered.sessions == write_set.sessions
+    assert recovered.rows(SESSIONS) == write_set.saved(SESSIONS)
     writer.store.stop()
     backup = path.with_name(f"broker.db.v{len(MIGRATIONS)}.backup")
     assert query(backup, "SELECT client_id FROM sessions") == ["client-1"]
@@ -360,9 +361,9 @@ def verify(directory: Path) -> int:
     try:
         page = writer.page(1)
         path = directory / "broker.db"
-        (last,) = [int(row.payload) for row in recovered.retained]
-        assert recovered.sessions == commit_number(last).sessions
-        assert recovered.subscriptions == commit_number(last).subscriptions
+        (last,) = [int(row.payload) for row in recovered.rows(RETAINED)]
+        assert recovered.rows(SESSIONS) == commit_number(last).saved(SESSIONS)
+        assert recovered.rows(SUBSCRIPTIONS) == commit_number(last).saved(SUBSCRIPTIONS)
         expected = list(range(max(0, last - KEPT + 1) * ENTRIES, (last + 1) * ENTRIES))
         assert [row.seq for row in page.rows] == expected
         assert [row.payload for row in page.rows] == [b"%d" % key for key in expected]
@@ -403,7 +404,7 @@ def test_a_defect_refuses_later_commits_and_keeps_what_was_committed(
         raise RuntimeError("no such field")
 
     commit = queued(1, [1])
-    commit.sessions = [session_row(1)]
+    commit.saved(SESSIONS)[:] = [session_row(1)]
     if place == "the thread of the tables":
         monkeypatch.setattr(follower._tables, "run_query", fail)
         commit.queries = [None]  # type: ignore[list-item]

@@ -17,6 +17,7 @@ from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Suback, 
 from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.routing.route import LARGE_ROUTE
 from sessions.message import Message
+from sessions.row_kinds import SUBSCRIPTIONS
 from sessions.rows import SubscriptionRow
 from sessions.session import Subscription as SessionSubscription
 from sessions.write_set import WriteSet
@@ -152,7 +153,7 @@ def test_a_message_to_very_many_sessions_is_stored_once_whenever_the_core_dies(c
         broker.lifecycle.save(session, True)
         subscription = SessionSubscription(session, "t/#", 1, 0)
         broker.subscriptions.load(subscription)
-        broker.journal.save_subscription(SubscriptionRow(session.id, "t/#", 1, 1, 0))
+        broker.journal.save(SUBSCRIPTIONS, SubscriptionRow(session.id, "t/#", 1, 1, 0))
     core.settle()
     publish(core, message("t/1"), message("t/2"))
     core.read(1)

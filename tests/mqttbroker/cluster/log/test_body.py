@@ -7,6 +7,7 @@ import pytest
 from mqttbroker.cluster.log.body import changes_of, encode_body, published_of
 from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
+from sessions.row_kinds import MARKS, SUBSCRIPTIONS
 from sessions.rows import MarkRow, SubscriptionRow
 from sessions.write_set import WriteSet, message_rows
 
@@ -19,14 +20,14 @@ def test_changes_marks_and_published_messages_come_back() -> None:
     retained = Message("t/ü", b"", 0, True, b"", "", 5, 6)
     shared = Message("a/b", b"s", 1, False, b"", "device", 5, 0)
     whole = WriteSet()
-    whole.subscriptions = [SubscriptionRow(1, "a/#", 1, 0, 0)]
-    whole.marks = [MARK]
+    whole.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "a/#", 1, 0, 0)]
+    whole.saved(MARKS)[:] = [MARK]
     whole.stream_messages = {(BUS, 0): [first, retained], ("$share/g/a/#", 2): [shared]}
     body = encode_body(whole)
-    assert whole.stream_messages and whole.marks == [MARK]
+    assert whole.stream_messages and whole.saved(MARKS) == [MARK]
 
     changes, marks = changes_of(body)
-    assert changes is not None and changes.subscriptions == whole.subscriptions and marks == [MARK]
+    assert changes is not None and changes.saved(SUBSCRIPTIONS) == whole.saved(SUBSCRIPTIONS) and marks == [MARK]
     published = published_of(body)
     assert published.marks == [MARK]
     assert [(one.name, one.partition, one.topics, one.retained) for one in published.sections] == [
@@ -39,7 +40,7 @@ def test_changes_marks_and_published_messages_come_back() -> None:
 
 def test_a_body_without_changes_of_rows_has_none() -> None:
     whole = WriteSet()
-    whole.marks = [MARK]
+    whole.saved(MARKS)[:] = [MARK]
     assert changes_of(encode_body(whole)) == (None, [MARK])
 
 

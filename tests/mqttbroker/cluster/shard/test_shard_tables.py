@@ -14,6 +14,7 @@ from mqttbroker.cluster.log.records import CHANGES, HEADER_BYTES, NO_EPOCH, TAKE
 from mqttbroker.cluster.log.view import VALID, LogView
 from mqttbroker.cluster.shard.tables import DATABASE, ShardTables
 from sessions.message import Message
+from sessions.row_kinds import MARKS, SESSIONS
 from sessions.rows import MarkRow, SessionRow
 from sessions.store.interface import CorruptStore, StoreError
 from sessions.write_set import PageRequest, WriteSet
@@ -91,7 +92,7 @@ def test_marks_are_stored_with_the_changes_of_their_record(tmp_path: Path) -> No
     view.read(0, Header(TAKEOVER, 3, CLUSTER, A, NO_EPOCH, 0))
     for sequence in (1, 2, 3):
         write_set = WriteSet()
-        write_set.marks = [MarkRow(sequence % 2, 10 * sequence, sequence, 4, B, 5, sequence == 3)]
+        write_set.saved(MARKS)[:] = [MarkRow(sequence % 2, 10 * sequence, sequence, 4, B, 5, sequence == 3)]
         view.read(sequence, Header(CHANGES, 3, CLUSTER, A, 0, sequence))
         tables.changed(view.state, encode_body(write_set))
         if sequence == 1:
@@ -124,7 +125,7 @@ def test_ids_that_the_next_owner_uses_again_are_not_those_of_removed_rows(tmp_pa
             if passed:
                 tables.passed(view.state)
         write_set = WriteSet()
-        write_set.sessions = sessions if offset == 1 else []
+        write_set.saved(SESSIONS)[:] = sessions if offset == 1 else []
         write_set.messages, write_set.deleted_entries = messages, removed
         write_set.entries = [(*entry, 1, 0, b"", 0, 0, 10, 0) for entry in entries]
         assert view.read(offset, Header(CHANGES, 3, CLUSTER, owner, view.epoch, view.sequence + 1)) == VALID

@@ -14,6 +14,7 @@ from mqttbroker.cluster.log.view import ViewState
 from mqttbroker.cluster.shard.tables import ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.cluster.transfer.conversion import StoreRows
+from sessions.row_kinds import OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.store.database import Database
 from sessions.store.tables import SqliteTables
 from sessions.write_set import PageRequest
@@ -63,22 +64,22 @@ def test_each_row_is_in_its_shard_and_nowhere_else(seed: int, most_bytes: int, t
     before = SqliteTables(whole.connection, path)
     expected = before.recover()
     found = [tables.recover() for tables in converted]
-    assert carried.sessions == len(expected.sessions) == sum(len(one.sessions) for one in found) > 0
-    assert carried.retained == len(expected.retained) == sum(len(one.retained) for one in found)
+    assert carried.sessions == len(expected.rows(SESSIONS)) == sum(len(one.rows(SESSIONS)) for one in found) > 0
+    assert carried.retained == len(expected.rows(RETAINED)) == sum(len(one.rows(RETAINED)) for one in found)
     assert carried.queued == sum(queue.entries for queue in expected.queues) > 0
     for shard, one in enumerate(found):
-        of_shard = [row for row in expected.sessions if shards.of_text(row.client_id) == shard]
-        assert one.sessions == [row._replace(disconnected_at=row.disconnected_at or 7.0) for row in of_shard]
+        of_shard = [row for row in expected.rows(SESSIONS) if shards.of_text(row.client_id) == shard]
+        assert one.rows(SESSIONS) == [row._replace(disconnected_at=row.disconnected_at or 7.0) for row in of_shard]
         ids = {row.session_id for row in of_shard}
-        assert sorted(one.subscriptions) == sorted(row for row in expected.subscriptions if row.session_id in ids)
-        assert sorted(one.retained) == sorted(row for row in expected.retained if shards.of_text(row.topic) == shard)
-        assert sorted(one.producers) == sorted(expected.producers)
-        of_names = {row.reader_id for row in expected.readers if shards.of_text(row.name) == shard}
-        assert one.readers == [row for row in expected.readers if row.reader_id in of_names]
-        assert one.offsets == [row for row in expected.offsets if row.reader_id in of_names]
+        assert sorted(one.rows(SUBSCRIPTIONS)) == sorted(row for row in expected.rows(SUBSCRIPTIONS) if row.session_id in ids)
+        assert sorted(one.rows(RETAINED)) == sorted(row for row in expected.rows(RETAINED) if shards.of_text(row.topic) == shard)
+        assert sorted(one.rows(PRODUCERS)) == sorted(expected.rows(PRODUCERS))
+        of_names = {row.reader_id for row in expected.rows(READERS) if shards.of_text(row.name) == shard}
+        assert one.rows(READERS) == [row for row in expected.rows(READERS) if row.reader_id in of_names]
+        assert one.rows(OFFSETS) == [row for row in expected.rows(OFFSETS) if row.reader_id in of_names]
         for session_id in ids:
             assert entries(converted[shard].tables, session_id) == entries(before, session_id)
-    assert carried.readers == len(expected.readers) > 0
+    assert carried.readers == len(expected.rows(READERS)) > 0
     for tables in converted:
         tables.close()
     whole.close()

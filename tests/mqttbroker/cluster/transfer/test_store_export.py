@@ -27,6 +27,7 @@ from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.server.assembly import build_broker, restore
 from sessions.message import Message
+from sessions.row_kinds import MARKS, OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS
 from sessions.rows import SUBSCRIPTION_READER, MarkRow, OffsetsRow, ReaderRow, SessionRow, SubscriptionRow
 from sessions.session import NEVER
 from sessions.store.database import Database
@@ -107,9 +108,9 @@ def random_store(path: Path, seed: int) -> None:
         tables.apply(write_set)
         tables.commit()
     last = WriteSet()  # a subscription to a stream: the other readers are groups
-    reader, session = 1 << 20, min(row.session_id for row in tables.recover().sessions)
-    last.readers = [ReaderRow(reader, SUBSCRIPTION_READER, session, "$stream/s", "s", "", "earliest", 1, 5)]
-    last.offsets = [OffsetsRow(reader, 0, 17, 20, b"pending"), OffsetsRow(reader, 1, 4, 4, b"")]
+    reader, session = 1 << 20, min(row.session_id for row in tables.recover().rows(SESSIONS))
+    last.saved(READERS)[:] = [ReaderRow(reader, SUBSCRIPTION_READER, session, "$stream/s", "s", "", "earliest", 1, 5)]
+    last.saved(OFFSETS)[:] = [OffsetsRow(reader, 0, 17, 20, b"pending"), OffsetsRow(reader, 1, 4, 4, b"")]
     tables.begin()
     tables.apply(last)
     tables.commit()
@@ -124,26 +125,26 @@ def contents(path: Path) -> tuple[dict[str, object], list[object], list[object],
     tables = SqliteTables(database.connection, path)
     found = tables.recover()
     sessions: dict[str, object] = {}
-    for row in found.sessions:
+    for row in found.rows(SESSIONS):
         page = tables.read_page(PageRequest(row.session_id, 0, 1 << 20, True))
         assert page.error is None
         sessions[row.client_id] = (
             row._replace(session_id=0, disconnected_at=1.0),
-            sorted(one[1:] for one in found.subscriptions if one.session_id == row.session_id),
+            sorted(one[1:] for one in found.rows(SUBSCRIPTIONS) if one.session_id == row.session_id),
             [one._replace(message_id=0, shared=0) for one in page.rows],
             sorted(page.received),
         )
     database.close()
-    client_ids = {row.session_id: row.client_id for row in found.sessions}
+    client_ids = {row.session_id: row.client_id for row in found.rows(SESSIONS)}
     readers: list[object] = sorted(
         (
             client_ids.get(row.session_id, str(row.session_id)),
             row[1:2] + row[3:],
-            [one[1:] for one in found.offsets if one.reader_id == row.reader_id],
+            [one[1:] for one in found.rows(OFFSETS) if one.reader_id == row.reader_id],
         )
-        for row in found.readers
+        for row in found.rows(READERS)
     )
-    return sessions, sorted(found.retained), sorted(found.producers), readers
+    return sessions, sorted(found.rows(RETAINED)), sorted(found.rows(PRODUCERS)), readers
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -175,13 +176,13 @@ async def test_what_a_shard_has_not_routed_is_in_the_queues(tmp_path: Path) -> N
     owners = [Owner(memory, shard) for shard in range(SHARDS)]
     first = owners[0].publish([message("t/1", b"routed"), message("t/1", b"a"), message("other", b"-")])
     marked = WriteSet()
-    marked.marks = [MarkRow(0, first, 1, owners[0].epoch, b"new-node", 0, False)]  # shard 1 has routed the first of them
+    marked.saved(MARKS)[:] = [MarkRow(0, first, 1, owners[0].epoch, b"new-node", 0, False)]  # shard 1 has routed the first of them
     owners[1].commit(marked)
     retained = [message(f"t/{n}", b"kept", 1, True) for n in range(6)]
     owners[0].publish(retained)
     away = WriteSet()  # as a core stores it that knows of a persistent member on the core of shard 1
-    away.sessions = [SessionRow(900, "$core/1", 5, NEVER, 1.0, None, None, None, None)]
-    away.subscriptions = [SubscriptionRow(900, "$share/g1/jobs", 2, 2, 0)]
+    away.saved(SESSIONS)[:] = [SessionRow(900, "$core/1", 5, NEVER, 1.0, None, None, None, None)]
+    away.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(900, "$share/g1/jobs", 2, 2, 0)]
     owners[0].commit(away)
     owners[2].publish([message("jobs", b"shared", 2)], "$share/g1/jobs", 1)
     owners[2].publish([message("jobs", b"left", 2)], "$share/g1/jobs", 0)  # its members there have left
@@ -257,9 +258,9 @@ async def test_a_shard_is_read_behind_its_snapshot(tmp_path: Path) -> None:
         tables.open()
         write_set = WriteSet()
         if shard == 0:
-            write_set.sessions = [row]
+            write_set.saved(SESSIONS)[:] = [row]
         else:
-            write_set.marks = [MarkRow(0, gone, 0, *state[1:])]
+            write_set.saved(MARKS)[:] = [MarkRow(0, gone, 0, *state[1:])]
         tables.changed(state if shard == 0 else ViewState(0, NO_EPOCH, b"", 0, True), encode_body(write_set))
         tables.apply()
         tables.close()
@@ -268,7 +269,7 @@ async def test_a_shard_is_read_behind_its_snapshot(tmp_path: Path) -> None:
     (tmp_path / "after").mkdir()
     owner = Owner(memory, 0, 2)
     more = WriteSet()
-    more.subscriptions = [SubscriptionRow(1, "t", 1, 1, 0)]
+    more.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "t", 1, 1, 0)]
     owner.commit(more)
     shards = OfflineShards(Started(memory, 1.0), CLUSTER, SHARDS, tmp_path / "shards", snapshot, build)
     await shards.read()

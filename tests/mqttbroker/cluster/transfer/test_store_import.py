@@ -15,6 +15,7 @@ from mqttbroker.cluster.log.records import CHANGES, HEADER_BYTES, Takeover, deco
 from mqttbroker.cluster.log.view import VALID, LogView
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.cluster.transfer.store_import import ImportFailure, StoreImport, lock_store
+from sessions.row_kinds import SESSIONS
 from sessions.store.database import Database
 from sessions.store.interface import StoreError
 from sessions.store.tables import SqliteTables
@@ -39,7 +40,7 @@ def single_store(path: Path) -> list[str]:
         tables.commit()
     found = tables.recover()
     database.close()
-    return [row.client_id for row in found.sessions]
+    return [row.client_id for row in found.rows(SESSIONS)]
 
 
 async def test_each_shard_has_a_released_log_with_its_rows(kafka: KafkaCluster, tmp_path: Path) -> None:
@@ -62,7 +63,7 @@ async def test_each_shard_has_a_released_log_with_its_rows(kafka: KafkaCluster, 
             assert views[shard].read(offset, header) == VALID
             if header.kind == CHANGES:
                 write_set = changes_of(record[HEADER_BYTES:])[0] or WriteSet()
-                found[shard] += [row.client_id for row in write_set.sessions]
+                found[shard] += [row.client_id for row in write_set.saved(SESSIONS)]
 
         reader = log.reader(dict.fromkeys(range(3), 0), on_record)
         reader.start()

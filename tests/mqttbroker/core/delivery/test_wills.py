@@ -12,6 +12,7 @@ from support.core import Core, CoreClient
 
 from mqttbroker.codec.packets import Connack, Connect, Publish, Will
 from mqttbroker.codec.properties import Properties
+from sessions.row_kinds import RETAINED, SESSIONS
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def test_connack_does_not_wait_for_the_will_but_no_later_message_is_stored_witho
     assert client.expect(Connack).reason_code == 0
     client.send(Publish("will/c", b"online", 1, True, False, 1))
     write_set = core.take()
-    assert write_set is not None and len(write_set.sessions) == len(write_set.retained) == 1
+    assert write_set is not None and len(write_set.saved(SESSIONS)) == len(write_set.saved(RETAINED)) == 1
     core.commit()
     core.kill()
     core.advance(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sessions.row_kinds import OFFSETS, READERS
 from sessions.rows import received_row
 from sessions.store.commit_log.records import decode, encode
 
@@ -13,7 +14,7 @@ def test_a_log_of_the_version_before_streams_had_readers_is_read() -> None:
     write_set, streams = decode(bytes.fromhex(BEFORE_READERS))
     assert list(map(received_row, write_set.received)) == [(3, 7), (70000, 65535)]
     assert list(map(received_row, write_set.deleted_received)) == [(3, 6)]
-    assert (write_set.readers, write_set.offsets, write_set.deleted_readers, streams) == ([], [], [], [])
+    assert (write_set.saved(READERS), write_set.saved(OFFSETS), write_set.removed(READERS), streams) == ([], [], [], [])
 
 
 def test_it_is_written_as_it_was_read() -> None:
