@@ -323,7 +323,7 @@ def test_an_unreleased_message_goes_to_those_who_would_have_got_it() -> None:
 def test_a_large_database_is_stored_in_parts() -> None:
     clients = [Client(f"c{number}", "", 0, 60) for number in range(2500)]
     sets = list(Rows(Database(clients, {}, [], [], []), 0.0).write_sets())
-    assert [len(each.sessions) for each in sets] == [1000, 1000, 500]
+    assert [len(each.saved(SESSIONS)) for each in sets] == [1000, 1000, 500]
 
 
 def test_bridges_are_carried_over(tmp_path: Path) -> None:
