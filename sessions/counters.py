@@ -1,6 +1,8 @@
 """Counters of the whole broker: packets, PUBLISHes, bytes, and messages dropped by listener and cause.
 
-The event loop increments plain integers; `/metrics` and ``$SYS`` read them.
+The event loop increments plain integers. `COUNTERS` is the table of which the status, `/metrics`, ``$SYS`` and the metrics of a
+cluster's node are made. A new counter is one `Counter` there, which `Counters.count` counts; one that is counted for each packet is an
+attribute of `Counters`, too.
 """
 
 from __future__ import annotations
@@ -48,6 +50,95 @@ class Drops:
         self.no_member = 0  # for a shared subscription on this core of a cluster, that has no permitted member on any core
 
 
+class Counter:
+    """One counter.
+
+    ``metric`` is its name in `/metrics`, without ``mqttbroker_`` and ``_total``, and ``text`` the help there. Counters with the same
+    metric are told apart by ``label``, a name and a value. ``topic`` is its topic below ``$SYS/broker/``, one of ``streams/`` only if
+    there are streams, and ``load`` that of its rates below ``load/``; "" for none.
+
+    ``attribute`` is that of `Counters`; "" if `Counters.count` counts it. With ``by_front`` a cluster's node counts it as well, for
+    connections that have no core yet.
+    """
+
+    def __init__(
+        self,
+        metric: str,
+        text: str,
+        attribute: str = "",
+        topic: str = "",
+        load: str = "",
+        label: tuple[str, str] = ("", ""),
+        by_front: bool = False,
+    ) -> None:
+        self.number = len(COUNTERS)
+        self.metric = metric
+        self.text = text
+        self.attribute = attribute
+        self.topic = topic
+        self.load = load
+        self.label = label
+        self.by_front = by_front
+        COUNTERS.append(self)
+
+    @property
+    def name(self) -> str:
+        """Its name in the status."""
+        return self.attribute or self.metric
+
+
+COUNTERS: Final[list[Counter]] = []
+
+Counter("packets_received", "Control packets received.", "messages_received", "messages/received", "messages/received")
+Counter("packets_sent", "Control packets sent.", "messages_sent", "messages/sent", "messages/sent")
+Counter("publish_received", "PUBLISH packets received.", "publish_received", "publish/messages/received", "publish/received")
+Counter("publish_sent", "PUBLISH packets sent.", "publish_sent", "publish/messages/sent", "publish/sent")
+Counter("publish_bytes_received", "Payload bytes of PUBLISH packets received.", "publish_bytes_received", "publish/bytes/received")
+Counter("publish_bytes_sent", "Payload bytes of PUBLISH packets sent.", "publish_bytes_sent", "publish/bytes/sent")
+Counter("bytes_received", "Bytes received from clients.", "bytes_received", "bytes/received", "bytes/received")
+Counter("bytes_sent", "Bytes sent to clients.", "bytes_sent", "bytes/sent", "bytes/sent")
+Counter("connections", "Network connections accepted.", "connections", load="sockets")
+Counter("connects", "CONNECT packets received.", "connects", load="connections")
+Counter("connections_refused", "Connections closed because no socket was free.", "connections_refused", by_front=True)
+Counter(
+    "connections_evicted",
+    "Connections without a CONNECT that were closed for newer ones.",
+    "connections_evicted",
+    by_front=True,
+)
+Counter("protocol_errors", "Connections closed because of a protocol error.", "protocol_errors")
+HANDSHAKES: Final = "Connections that failed before MQTT or HTTP began."
+Counter("handshakes_failed", HANDSHAKES, "tls_failures", label=("layer", "tls"), by_front=True)
+Counter("handshakes_failed", HANDSHAKES, "websocket_failures", label=("layer", "websocket"), by_front=True)
+Counter("handshakes_failed", HANDSHAKES, "proxy_failures", label=("layer", "proxy"), by_front=True)
+Counter("store_failures", "Commits that failed.", "commit_failures")
+Counter(
+    "stream_records_sent",
+    "Records of streams sent to MQTT clients: subscriptions, groups and queues.",
+    "stream_records_sent",
+    "streams/records/sent",
+)
+Counter(
+    "stream_records_returned",
+    "Records given back by members of groups and queues that did not acknowledge them.",
+    "stream_records_returned",
+    "streams/records/returned",
+)
+Counter(
+    "stream_records_missed",
+    "Records that retention removed, or that are damaged, before an MQTT client was sent them.",
+    "stream_records_missed",
+    "streams/records/missed",
+)
+Counter("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.", "stream_repeats")
+Counter("stream_gaps", "Messages whose seq leaves out numbers of their producer-id.", "stream_gaps")
+Counter(
+    "stream_numbers_invalid",
+    "Messages for a stream with an unusable producer-id or seq; stored each time.",
+    "stream_numbers_invalid",
+)
+
+
 class Counters:
     """Totals since the broker started."""
 
@@ -82,6 +173,7 @@ class Counters:
         self.stream_numbers_invalid = 0
         # The store.
         self.commit_failures = 0
+        self.counted = [0 for _ in COUNTERS]  # those without an attribute, by number
 
     def drops_of(self, listener: str) -> Drops:
         """The drops of a listener; "" = those of clients that are not connected."""
@@ -90,6 +182,14 @@ class Counters:
             drops = Drops()
             self.drops[listener] = drops
         return drops
+
+    def count(self, counter: Counter) -> None:
+        """Count a counter that has no attribute."""
+        self.counted[counter.number] += 1
+
+    def total(self, counter: Counter) -> int:
+        """The value of a counter."""
+        return getattr(self, counter.attribute) if counter.attribute else self.counted[counter.number]
 
     def limit_reached(self, limit: str) -> None:
         """A limit has refused, delayed or closed something; ``limit`` is the name of its setting."""

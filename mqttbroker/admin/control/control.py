@@ -34,7 +34,6 @@ from mqttbroker.admin.control.views import (
     SubscriptionPage,
     SubscriptionView,
     TopicLevel,
-    Totals,
 )
 from mqttbroker.codec.reason_codes import ADMINISTRATIVE_ACTION, MQTTError
 from mqttbroker.core.access.ban_list import FOREVER, Ban, BanList, Key
@@ -54,7 +53,7 @@ from mqttbroker.core.sessions.rankings import (
 )
 from mqttbroker.core.terms.memory_stage import STAGE_NAMES
 from mqttbroker.core.terms.networks import address_of, network_text
-from sessions.counters import CAUSES
+from sessions.counters import CAUSES, COUNTERS
 from sessions.journal import Gate
 from sessions.message import Message
 from sessions.reason_names import REASON_NAMES
@@ -607,7 +606,7 @@ class BrokerControl:
         }
         return BrokerStatus(
             durability=broker.terms.durability,
-            totals=Totals(*(getattr(counters, name) for name in Totals._fields)),
+            totals=MappingProxyType({counter.name: counters.total(counter) for counter in COUNTERS}),
             drops=MappingProxyType(_by_cause(drops)),
             drops_by_listener=MappingProxyType(drops),
             clients_connected=broker.clients.connected,

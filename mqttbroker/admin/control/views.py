@@ -157,34 +157,6 @@ class BanPage(NamedTuple):
     cursor: int  # of the next page; 0 if this is the last one
 
 
-class Totals(NamedTuple):
-    """The broker's `Counters` at one moment: the fields are those of that class."""
-
-    messages_received: int
-    messages_sent: int
-    publish_received: int
-    publish_sent: int
-    publish_bytes_received: int  # of payloads
-    publish_bytes_sent: int
-    bytes_received: int
-    bytes_sent: int
-    connections: int
-    connects: int  # CONNECT packets
-    connections_refused: int
-    connections_evicted: int
-    protocol_errors: int
-    tls_failures: int
-    websocket_failures: int
-    proxy_failures: int
-    commit_failures: int
-    stream_records_sent: int  # to subscriptions that read a stream, groups and queues
-    stream_records_returned: int
-    stream_records_missed: int
-    stream_repeats: int
-    stream_gaps: int
-    stream_numbers_invalid: int
-
-
 class MemoryPart(NamedTuple):
     """The memory of one kind of state, and its limit, in bytes; ``limit`` 0 if the limit is a number of things."""
 
@@ -241,7 +213,7 @@ class BrokerStatus(NamedTuple):
     """Counters and gauges of a broker at one moment."""
 
     durability: str
-    totals: Totals
+    totals: Mapping[str, int]  # the counters of `sessions.counters`, by name
     drops: Mapping[str, int]  # messages not delivered, by cause
     drops_by_listener: Mapping[tuple[str, ...], int]  # by listener, "" = clients that are not connected, and cause
     clients_connected: int

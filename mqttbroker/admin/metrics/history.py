@@ -151,12 +151,12 @@ def status_values(status: BrokerStatus) -> dict[str, float]:
     """The counters and gauges of a status that have a series."""
     totals, drops = status.totals, status.drops
     return {
-        "publish_received": totals.publish_received,
-        "publish_sent": totals.publish_sent,
-        "bytes_received": totals.bytes_received,
-        "bytes_sent": totals.bytes_sent,
-        "connections": totals.connections,
-        "refused": totals.connections_refused + status.logins_failed + status.logins_banned,
+        "publish_received": totals["publish_received"],
+        "publish_sent": totals["publish_sent"],
+        "bytes_received": totals["bytes_received"],
+        "bytes_sent": totals["bytes_sent"],
+        "connections": totals["connections"],
+        "refused": totals["connections_refused"] + status.logins_failed + status.logins_banned,
         "clients": status.clients_connected,
         "sessions": status.sessions,
         "queued_messages": status.queued_messages,

@@ -12,6 +12,7 @@ from mqttbroker import __version__
 from mqttbroker.admin.control.control import BrokerControl
 from mqttbroker.admin.control.views import BrokerStatus
 from mqttbroker.admin.metrics.figures import Metrics
+from mqttbroker.admin.metrics.registry import FIGURES
 
 _MINUTES = (1, 5, 15)
 
@@ -100,54 +101,22 @@ class SysTopics:
 
     def values(self, status: BrokerStatus) -> dict[str, str]:
         """All topics with their values."""
-        totals = status.totals
+        metrics = self.metrics
         self._heap_maximum = max(self._heap_maximum, status.memory.used)
-        progress = self.metrics.store_progress()
-        disconnected = status.sessions - status.clients_connected
-        stored = status.retained_messages + status.queued_messages
-        dropped = sum(status.drops.values())
         values: dict[str, object] = {
             "version": f"mqttbroker version {__version__}",
-            "uptime": f"{int(self.metrics.uptime)} seconds",
-            "clients/total": status.sessions,
-            "clients/connected": status.clients_connected,
-            "clients/active": status.clients_connected,
-            "clients/disconnected": disconnected,
-            "clients/inactive": disconnected,
-            "clients/maximum": status.clients_connected_maximum,
-            "clients/expired": status.sessions_expired,
-            "messages/received": totals.messages_received,
-            "messages/sent": totals.messages_sent,
-            "messages/stored": stored,
+            "uptime": f"{int(metrics.uptime)} seconds",
             "store/durability": status.durability,
-            "store/set_aside": self.metrics.set_aside,
-            "store/log/bytes": progress.log_bytes,
-            "store/log/behind": progress.commits_behind,
-            "store/log/apply_seconds": f"{progress.apply_seconds:.3f}",
-            "store/messages/count": stored,
-            "store/messages/bytes": status.retained_payload_bytes + status.queued_bytes,
-            "queued/messages/count": status.queued_messages,
-            "queued/messages/bytes": status.queued_bytes,
-            "publishers/waiting": status.publishers_waiting,
-            "publishers/waits": status.publisher_waits,
-            "bytes/received": totals.bytes_received,
-            "bytes/sent": totals.bytes_sent,
-            "publish/messages/received": totals.publish_received,
-            "publish/messages/sent": totals.publish_sent,
-            "publish/messages/dropped": dropped,
-            "publish/bytes/received": totals.publish_bytes_received,
-            "publish/bytes/sent": totals.publish_bytes_sent,
-            "subscriptions/count": status.subscriptions,
-            "shared_subscriptions/count": status.shared_subscriptions,
-            "retained messages/count": status.retained_messages,
-            "heap/current": status.memory.used,
+            "store/log/apply_seconds": f"{metrics.store_progress().apply_seconds:.3f}",
             "heap/maximum": self._heap_maximum,
             "memory/stage": status.memory.stage_name,
         }
+        has_streams = metrics.streams is not None and bool(metrics.streams.streams())
+        for figure in FIGURES:
+            for topic in figure.topics:
+                if has_streams or not topic.startswith("streams/"):
+                    values[topic] = figure.value(status, metrics)
         if self.metrics.streams is not None and self.metrics.streams.streams():
-            values["streams/records/sent"] = totals.stream_records_sent
-            values["streams/records/returned"] = totals.stream_records_returned
-            values["streams/records/missed"] = totals.stream_records_missed
             values["streams/sealed/segments"] = self.metrics.streams.sealed_segments
             values["streams/sealed/bytes_saved"] = self.metrics.streams.sealed_bytes_saved
             values["streams/sealed/failures"] = self.metrics.streams.sealing_failures
@@ -170,18 +139,10 @@ class SysTopics:
         values.update(self._queues(status))
         values.update(self._workers())
         values.update(self.metrics.cluster_topics())
-        loads = {
-            "messages/received": totals.messages_received,
-            "messages/sent": totals.messages_sent,
-            "bytes/received": totals.bytes_received,
-            "bytes/sent": totals.bytes_sent,
-            "publish/received": totals.publish_received,
-            "publish/sent": totals.publish_sent,
-            "publish/dropped": dropped,
-            "connections": totals.connects,
-            "sockets": totals.connections,
-        }
-        for name, count in loads.items():
+        for figure in FIGURES:
+            if not figure.load:
+                continue
+            name, count = figure.load, int(figure.value(status, metrics))
             load = self._loads.setdefault(name, _Load())
             load.update(count, self.interval)
             for minutes, rate in zip(_MINUTES, load.rates):

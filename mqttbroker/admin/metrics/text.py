@@ -16,6 +16,7 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.control.views import BrokerStatus, MemoryStatus, WorkerStatus
 from mqttbroker.admin.metrics.figures import Metrics
+from mqttbroker.admin.metrics.registry import FIGURES
 
 _PROCESS = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=_PROCESS)
@@ -184,7 +185,6 @@ class _Scrape(Collector):
                        {(each.kind,): each.restarts for each in found})  # fmt: skip
 
     def _broker_metrics(self, status: BrokerStatus) -> Iterator[Metric]:
-        totals = status.totals
         info = GaugeMetricFamily(
             "mqttbroker_build_info",
             "Version, kind of build, and durability setting.",
@@ -192,49 +192,7 @@ class _Scrape(Collector):
         )
         info.add_metric([__version__, build_kind(), status.durability], 1)
         yield info
-        counters = (
-            ("bytes_received", "Bytes received from clients.", totals.bytes_received),
-            ("bytes_sent", "Bytes sent to clients.", totals.bytes_sent),
-            ("packets_received", "Control packets received.", totals.messages_received),
-            ("packets_sent", "Control packets sent.", totals.messages_sent),
-            ("publish_received", "PUBLISH packets received.", totals.publish_received),
-            ("publish_sent", "PUBLISH packets sent.", totals.publish_sent),
-            ("connections", "Network connections accepted.", totals.connections),
-            ("connects", "CONNECT packets received.", totals.connects),
-            ("publish_bytes_received", "Payload bytes of PUBLISH packets received.", totals.publish_bytes_received),
-            ("publish_bytes_sent", "Payload bytes of PUBLISH packets sent.", totals.publish_bytes_sent),
-            ("connections_refused", "Connections closed because no socket was free.", totals.connections_refused),
-            ("connections_evicted", "Connections without a CONNECT that were closed for newer ones.", totals.connections_evicted),
-            ("protocol_errors", "Connections closed because of a protocol error.", totals.protocol_errors),
-            ("logins_failed", "Logins with a wrong password or user name.", status.logins_failed),
-            ("logins_banned", "Logins refused because of a ban.", status.logins_banned),
-            ("store_failures", "Commits that failed.", totals.commit_failures),
-            ("publisher_waits", "Times that a publisher was paused by a full queue.", status.publisher_waits),
-            (
-                "stream_records_sent",
-                "Records of streams sent to MQTT clients: subscriptions, groups and queues.",
-                totals.stream_records_sent,
-            ),
-            (
-                "stream_records_returned",
-                "Records given back by members of groups and queues that did not acknowledge them.",
-                totals.stream_records_returned,
-            ),
-            (
-                "stream_records_missed",
-                "Records that retention removed, or that are damaged, before an MQTT client was sent them.",
-                totals.stream_records_missed,
-            ),
-            ("stream_repeats", "Messages not stored in a stream because it has their producer-id and seq.", totals.stream_repeats),
-            ("stream_gaps", "Messages whose seq leaves out numbers of their producer-id.", totals.stream_gaps),
-            (
-                "stream_numbers_invalid",
-                "Messages for a stream with an unusable producer-id or seq; stored each time.",
-                totals.stream_numbers_invalid,
-            ),
-        )
-        for name, text, value in counters:
-            yield CounterMetricFamily(f"mqttbroker_{name}", text, value=value)
+        yield from self._figures(status)
         yield _counter(
             "logins",
             "Authentications, by authenticator and outcome.",
@@ -245,14 +203,7 @@ class _Scrape(Collector):
                        status.connects_refused)  # fmt: skip
         yield _counter("denials", "Requests that the access rules refused, by action.", ("action",),
                        {(action,): count for action, count in status.denials.items()})  # fmt: skip
-        failures = {
-            "tls": totals.tls_failures,
-            "websocket": totals.websocket_failures,
-            "proxy": totals.proxy_failures,
-            "https": self._metrics.http_counters.tls_failures,
-        }
         for name, text, label, counts in (
-            ("handshakes_failed", "Connections that failed before MQTT or HTTP began.", "layer", failures),
             (
                 "limits_reached",
                 "Times that a limit refused, delayed or closed something, by the name of the setting.",
@@ -265,30 +216,20 @@ class _Scrape(Collector):
         yield _counter(
             "messages_dropped", "Messages not delivered, by listener and cause.", ("listener", "cause"), status.drops_by_listener
         )
-        progress = self._metrics.store_progress()
-        gauges = (
-            ("clients_connected", "Clients connected now.", status.clients_connected),
-            ("bans", "Bans in force now.", status.bans),
-            ("publishers_waiting", "Publishers paused by a full queue now.", status.publishers_waiting),
-            ("sessions", "Sessions, connected or not.", status.sessions),
-            ("subscriptions", "Subscriptions; a shared one counts once.", status.subscriptions),
-            ("retained_messages", "Retained messages.", status.retained_messages),
-            ("retained_bytes", "Bytes of retained messages: topics, payloads and properties.", status.retained_bytes),
-            ("route_cache_entries", "Topics in the route cache.", status.route_cache_entries),
-            ("queued_messages", "Messages queued on disk for persistent sessions.", status.queued_messages),
-            ("queued_bytes", "Bytes of messages queued on disk for persistent sessions.", status.queued_bytes),
-            ("queue_memory_bytes", "Bytes of messages queued in memory.", status.queue_memory_bytes),
-            ("store_pending_bytes", "Bytes waiting for the disk.", status.store_pending_bytes),
-            ("store_log_bytes", "Bytes of the commit log on disk.", progress.log_bytes),
-            ("store_commits_behind", "Commits that the database does not have yet.", progress.commits_behind),
-            ("store_apply_seconds", "Time that the last transaction of the database took.", progress.apply_seconds),
-            ("stream_producers", "Producers whose repeats are recognised.", status.stream_producers),
-            ("store_set_aside_files", "Damaged files that are set aside in the data directory.", self._metrics.set_aside),
-            ("uptime_seconds", "Seconds since the start.", self._metrics.uptime),
-        )
-        for name, text, number in gauges:
-            yield GaugeMetricFamily(f"mqttbroker_{name}", text, value=number)
         yield from self._memory_metrics(status.memory)
+
+    def _figures(self, status: BrokerStatus) -> Iterator[Metric]:
+        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
+        for figure in FIGURES:
+            if not figure.metric:
+                continue
+            name, (label, value) = f"mqttbroker_{figure.metric}", figure.label
+            family = families.get(name)
+            if family is None:
+                made = CounterMetricFamily if figure.is_counter else GaugeMetricFamily
+                family = families[name] = made(name, figure.text, labels=[label] if label else [])
+            family.add_metric([value] if label else [], figure.value(status, self._metrics))
+        yield from families.values()
 
     def _memory_metrics(self, memory: MemoryStatus) -> Iterator[Metric]:
         gauges = (
