@@ -322,6 +322,7 @@ class Journal:
 
     def remove(self, kind: RowKind[R, K], key: K) -> None:
         """Delete the row with a key, and all that it owns: those of a session are its subscriptions, packet ids and entries."""
+        assert kind.removed_at >= 0, "rows of this kind are removed with their owners only"
         batch = self._gathering
         batch.kinds[kind.number].remove(key)
         batch.count_row(kind.key_size(key))

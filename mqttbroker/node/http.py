@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from mqttbroker.admin.control.runner import ControlRunner
@@ -171,128 +170,15 @@ class ClusterMetrics:
         self._runner = runner
 
     async def render(self) -> bytes:
-        view, owned, front = await asyncio.wrap_future(self._runner.call(self._state))
+        view, owned, workers = await asyncio.wrap_future(self._runner.call(self._state))
         texts = await asyncio.gather(*(self._cores.metrics(shard) for shard in owned), return_exceptions=True)
-        families = Families()
-        for line in (*node_metrics(view), *front):
-            families.add(line, "")
-        families.add("# HELP mqttbroker_core_up 1 if a core of this node that owns its shard gives its metrics.", "")
-        families.add("# TYPE mqttbroker_core_up gauge", "")
-        for shard, text in zip(owned, texts):
-            up = isinstance(text, str)
-            families.add(f"mqttbroker_core_up {int(up)}", str(shard))
-            for line in text.splitlines() if isinstance(text, str) else ():
-                families.add(line, str(shard))
-        return families.text().encode()
+        cores = {shard: text if isinstance(text, str) else None for shard, text in zip(owned, texts)}
+        from mqttbroker.node.metrics import node_page  # loads Prometheus' client, which the node needs for nothing else
 
-    def _state(self) -> tuple[dict[str, Any], list[int], list[str]]:
-        """On the event loop: the node's view, the shards whose cores serve HTTP here, and the node's own metrics."""
+        return node_page(view, workers, self._counters, cores)
+
+    def _state(self) -> tuple[dict[str, Any], list[int], Sequence[WorkerStatus]]:
+        """On the event loop: the node's view, the shards whose cores serve HTTP here, and the node's workers."""
         owned = [core.shard for core in self._shards.cores if http_port_of(core) is not None]
-        return cluster_view(self._shards), owned, list(front_metrics(self._workers, self._counters))
-
-
-_SAMPLE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{)?(.*)")
-_PARTS = re.compile(r"_(bucket|sum|count|created)$")
-
-
-class Families:
-    """Samples of several processes, grouped by the name of the metric, as Prometheus' text format wants them."""
-
-    def __init__(self) -> None:
-        self._comments: dict[str, dict[str, str]] = {}
-        self._samples: dict[str, list[str]] = {}
-
-    def add(self, line: str, shard: str) -> None:
-        """A line of Prometheus' text format; ``shard`` "" = no label."""
-        if line.startswith("# "):
-            _, kind, name, *_ = line.split(" ", 3)
-            if kind in ("HELP", "TYPE"):
-                self._comments.setdefault(name, {}).setdefault(kind, line)
-                self._samples.setdefault(name, [])
-            return
-        match = _SAMPLE.fullmatch(line)
-        if match is None:
-            return
-        name, brace, rest = match.groups()
-        family = name if name in self._comments else _PARTS.sub("", name)
-        if shard:
-            labels = f'shard="{shard}"'
-            rest = f"{{{labels},{rest}" if brace and not rest.startswith("}") else f"{{{labels}{rest if brace else '}' + rest}"
-        elif brace:
-            rest = "{" + rest
-        self._samples.setdefault(family, []).append(name + rest)
-
-    def text(self) -> str:
-        return "".join(
-            f"{line}\n" for name, samples in self._samples.items() for line in (*self._comments.get(name, {}).values(), *samples)
-        )
-
-
-def node_metrics(view: dict[str, Any]) -> Iterator[str]:
-    """The metrics of a node, from what it knows of its cluster."""
-
-    def family(name: str, kind: str, text: str) -> Iterator[str]:
-        yield f"# HELP mqttbroker_cluster_{name} {text}"
-        yield f"# TYPE mqttbroker_cluster_{name} {kind}"
-
-    yield from family("nodes", "gauge", "Nodes in the cluster")
-    yield f"mqttbroker_cluster_nodes {len(view['nodes'])}"
-    yield from family("shards", "gauge", "Shards that each node owns")
-    for node in view["nodes"]:
-        yield f'mqttbroker_cluster_shards{{node="{node["node"]}"}} {len(node["owns"])}'
-    yield from family("generation", "counter", "Changes of the assignment of shards to nodes")
-    yield f"mqttbroker_cluster_generation {view['generation']}"
-    cores = [(one["shard"], one["core"]) for one in view["shards"] if one["core"] is not None]
-    for key, name, kind, text in (
-        ("lag", "log_lag_records", "gauge", "Records of its log that a core of this node has not read"),
-        ("bus_lag", "bus_lag_records", "gauge", "Records of the other logs that a core of this node has not read"),
-        ("epoch_changes", "epoch_changes_total", "counter", "Takeovers that a core of this node has seen"),
-        ("starts", "core_starts_total", "counter", "Starts of a core of this node"),
-        ("snapshots", "snapshots_total", "counter", "Snapshots that a core of this node has written"),
-        ("resident", "core_resident_bytes", "gauge", "Resident memory of a core of this node"),
-    ):
-        yield from family(name, kind, text)
-        for shard, core in cores:
-            yield f'mqttbroker_cluster_{name}{{shard="{shard}",role="{core["role"]}"}} {core[key]}'
-    yield from family("links_missing", "gauge", "Cores that own another shard to which a core of this node has no link")
-    for shard, core in cores:
-        yield f'mqttbroker_cluster_links_missing{{shard="{shard}",role="{core["role"]}"}} {len(core["links_missing"])}'
-    yield from family("streams_failing", "gauge", "1 if a core of this node cannot copy messages to the topics of streams now")
-    for shard, core in cores:
-        failing = int(core["stream_problem"] is not None)
-        yield f'mqttbroker_cluster_streams_failing{{shard="{shard}",role="{core["role"]}"}} {failing}'
-
-
-def front_metrics(own_workers: Workers, counters: Counters) -> Iterator[str]:
-    """The metrics of a node's workers, and of what was refused before a client had a core; called on its event loop."""
-
-    def family(name: str, kind: str, text: str) -> Iterator[str]:
-        yield f"# HELP mqttbroker_{name} {text}"
-        yield f"# TYPE mqttbroker_{name} {kind}"
-
-    own_workers.memory()
-    workers = own_workers.statuses()
-    values: tuple[tuple[str, str, str, Callable[[WorkerStatus], float]], ...] = (
-        ("up", "gauge", "1 if a connection worker serves clients.", lambda one: int(one.up)),
-        ("clients", "gauge", "Open connections of a worker.", lambda one: one.clients),
-        ("resident_bytes", "gauge", "Memory of the worker's process.", lambda one: one.resident_bytes),
-        ("cpu_seconds_total", "counter", "CPU time of the worker's process.", lambda one: one.cpu_seconds),
-        ("starts_total", "counter", "Starts of a worker's process.", lambda one: one.starts),
-    )
-    for name, kind, text, value in values:
-        yield from family(f"worker_{name}", kind, text)
-        for one in workers:
-            yield f'mqttbroker_worker_{name}{{worker="{one.number}"}} {value(one)}'
-    failures = {"tls": counters.tls_failures, "websocket": counters.websocket_failures, "proxy": counters.proxy_failures}
-    for name, label, counts, text in (
-        ("connections_refused_total", "", {"": counters.connections_refused}, "Connections closed because no socket was free."),
-        ("connections_evicted_total", "", {"": counters.connections_evicted},
-         "Connections without a CONNECT that were closed for newer ones."),
-        ("handshakes_failed_total", "layer", failures, "Connections that failed before MQTT or HTTP began."),
-        ("limits_reached_total", "limit", counters.limits_reached,
-         "Times that a limit refused, delayed or closed something, by the name of the setting."),
-    ):  # fmt: skip
-        yield from family(name, "counter", text)
-        for key, count in counts.items():
-            labels = f'{{{label}="{key}"}}' if label else ""
-            yield f"mqttbroker_{name}{labels} {count}"
+        self._workers.memory()
+        return cluster_view(self._shards), owned, self._workers.statuses()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -16,7 +16,8 @@ from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.control.views import BrokerStatus, MemoryStatus, WorkerStatus
 from mqttbroker.admin.metrics.figures import Metrics
-from mqttbroker.admin.metrics.registry import FIGURES
+from mqttbroker.admin.metrics.registry import FIGURES, Figure
+from sessions.counters import Counter
 
 _PROCESS = CollectorRegistry(auto_describe=False)
 ProcessCollector(registry=_PROCESS)
@@ -75,7 +76,9 @@ class _Scrape(Collector):
             yield CounterMetricFamily("mqttbroker_alarms_raised", "Alarms raised.", value=metrics.alarms.raised)
         yield from self._jwks_metrics()
         yield from self._authenticator_metrics()
-        yield from self._worker_metrics()
+        workers = self._metrics.workers()
+        if workers:
+            yield from worker_families(workers)
         yield from self._bridge_metrics()
         yield CounterMetricFamily(
             "mqttbroker_log_lines_dropped",
@@ -142,30 +145,6 @@ class _Scrape(Collector):
                 dropped.add_metric([*key, cause], count)
         yield from (up, queued, connects, failures, messages, size, dropped)
 
-    def _worker_metrics(self) -> Iterator[Metric]:
-        found = self._metrics.workers()
-        if not found:
-            return
-        prefix, labels = "mqttbroker_worker_", ["worker"]
-        families: list[tuple[Metric, Callable[[WorkerStatus], float]]] = [
-            (GaugeMetricFamily(prefix + "up", "1 if a connection worker serves clients.", labels=labels),
-             lambda one: one.up),
-            (GaugeMetricFamily(prefix + "clients", "Open connections of a worker.", labels=labels),
-             lambda one: one.clients),
-            (GaugeMetricFamily(prefix + "resident_bytes", "Memory of the worker's process.", labels=labels),
-             lambda one: one.resident_bytes),
-            (GaugeMetricFamily(prefix + "link_bytes", "Bytes for a worker that it has not read.", labels=labels),
-             lambda one: one.link_bytes),
-            (CounterMetricFamily(prefix + "cpu_seconds", "CPU time of the worker's process.", labels=labels),
-             lambda one: one.cpu_seconds),
-            (CounterMetricFamily(prefix + "starts", "Starts of a worker's process.", labels=labels),
-             lambda one: one.starts),
-        ]  # fmt: skip
-        for family, value in families:
-            for one in found:
-                family.add_metric([str(one.number)], value(one))  # type: ignore[attr-defined]
-            yield family
-
     def _authenticator_metrics(self) -> Iterator[Metric]:
         found = self._metrics.authenticators()
         if not found:
@@ -219,17 +198,11 @@ class _Scrape(Collector):
         yield from self._memory_metrics(status.memory)
 
     def _figures(self, status: BrokerStatus) -> Iterator[Metric]:
-        families: dict[str, CounterMetricFamily | GaugeMetricFamily] = {}
-        for figure in FIGURES:
-            if not figure.metric:
-                continue
-            name, (label, value) = f"mqttbroker_{figure.metric}", figure.label
-            family = families.get(name)
-            if family is None:
-                made = CounterMetricFamily if figure.is_counter else GaugeMetricFamily
-                family = families[name] = made(name, figure.text, labels=[label] if label else [])
-            family.add_metric([value] if label else [], figure.value(status, self._metrics))
-        yield from families.values()
+        found = [(figure, figure.value(status, self._metrics)) for figure in FIGURES if figure.metric]
+        yield from counter_families((figure, value) for figure, value in found if figure.is_counter)
+        for figure, value in found:
+            if not figure.is_counter:
+                yield GaugeMetricFamily(f"mqttbroker_{figure.metric}", figure.text, value=value)
 
     def _memory_metrics(self, memory: MemoryStatus) -> Iterator[Metric]:
         gauges = (
@@ -364,3 +337,35 @@ def _counter(name: str, text: str, labels: Sequence[str], counts: Mapping[tuple[
     for values, count in counts.items():
         family.add_metric(values, count)
     return family
+
+
+def counter_families(found: Iterable[tuple[Figure | Counter, float]]) -> Iterator[Metric]:
+    """Counters with their values; those of one metric are one family."""
+    families: dict[str, CounterMetricFamily] = {}
+    for counter, value in found:
+        name, (label, of_label) = f"mqttbroker_{counter.metric}", counter.label
+        family = families.get(name)
+        if family is None:
+            family = families[name] = CounterMetricFamily(name, counter.text, labels=[label] if label else [])
+        family.add_metric([of_label] if label else [], value)
+    yield from families.values()
+
+
+def worker_families(workers: Sequence[WorkerStatus], left_out: Collection[str] = ()) -> Iterator[Metric]:
+    """The figures of connection workers, without those of these names."""
+    for made, name, text, value in _OF_WORKERS:
+        if name not in left_out:
+            family = made(f"mqttbroker_worker_{name}", text, labels=["worker"])
+            for one in workers:
+                family.add_metric([str(one.number)], value(one))
+            yield family
+
+
+_OF_WORKERS: tuple[tuple[Callable[..., GaugeMetricFamily | CounterMetricFamily], str, str, Callable[[WorkerStatus], float]], ...] = (
+    (GaugeMetricFamily, "up", "1 if a connection worker serves clients.", lambda one: one.up),
+    (GaugeMetricFamily, "clients", "Open connections of a worker.", lambda one: one.clients),
+    (GaugeMetricFamily, "resident_bytes", "Memory of the worker's process.", lambda one: one.resident_bytes),
+    (GaugeMetricFamily, "link_bytes", "Bytes for a worker that it has not read.", lambda one: one.link_bytes),
+    (CounterMetricFamily, "cpu_seconds", "CPU time of the worker's process.", lambda one: one.cpu_seconds),
+    (CounterMetricFamily, "starts", "Starts of a worker's process.", lambda one: one.starts),
+)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from mqttbroker.node.http import Families, node_metrics
+from mqttbroker.node.metrics import Families, node_page
+from sessions.counters import Counters
 
 CORE = """\
 # HELP m_total Messages
@@ -23,10 +25,9 @@ took_seconds_sum 0.5
 def test_samples_of_a_metric_stand_together_with_the_shard_of_each() -> None:
     families = Families()
     for shard in ("0", "3"):
-        for line in CORE.splitlines():
-            families.add(line, shard)
-    families.add("up 1", "")
-    text = families.text()
+        families.add(text_string_to_metric_families(CORE), shard)
+    families.add(text_string_to_metric_families("up 1"))
+    text = generate_latest(families).decode()
     assert text.count("# TYPE m_total counter") == 1
     found = {family.name: family.samples for family in text_string_to_metric_families(text)}
     assert set(found) == {"m", "depth", "took_seconds", "up"}
@@ -49,7 +50,7 @@ def test_links_that_are_missing_and_streams_that_fail_are_metrics() -> None:
             {"shard": 2, "core": None},
         ],
     }
-    lines = list(node_metrics(view))
+    lines = node_page(view, [], Counters(), {0: None}).decode().splitlines()
     for name, values in {"bus_lag_records": (7, 0), "links_missing": (2, 0), "streams_failing": (1, 0)}.items():
         for shard, role, value in zip("01", ("owner", "standby"), values):
-            assert f'mqttbroker_cluster_{name}{{shard="{shard}",role="{role}"}} {value}' in lines
+            assert f'mqttbroker_cluster_{name}{{role="{role}",shard="{shard}"}} {value:.1f}' in lines
