@@ -111,6 +111,7 @@ HANDSHAKES: Final = "Connections that failed before MQTT or HTTP began."
 Counter("handshakes_failed", HANDSHAKES, "tls_failures", label=("layer", "tls"), by_front=True)
 Counter("handshakes_failed", HANDSHAKES, "websocket_failures", label=("layer", "websocket"), by_front=True)
 Counter("handshakes_failed", HANDSHAKES, "proxy_failures", label=("layer", "proxy"), by_front=True)
+TAKEOVERS: Final = Counter("takeovers", "Connections closed because their client identifier connected again.", topic="clients/takeovers")
 Counter("store_failures", "Commits that failed.", "commit_failures")
 Counter(
     "stream_records_sent",

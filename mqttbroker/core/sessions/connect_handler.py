@@ -53,6 +53,7 @@ from mqttbroker.core.sessions.pending_connect import ConnectFlow, PendingConnect
 from mqttbroker.core.terms.memory_stage import MemoryStage
 from mqttbroker.core.terms.terms import BrokerTerms
 from mqttbroker.core.terms.users import Users
+from sessions.counters import TAKEOVERS
 from sessions.journal import Journal
 from sessions.message import Message
 from sessions.registry import Registry
@@ -329,10 +330,12 @@ class ConnectHandler(ConnectFlow):
         """Close any older connection of a client id; returns its session."""
         pending = self.clients.pending.get(client_id)
         if pending is not None:
+            pending.connection.outbound.counters.count(TAKEOVERS)
             # No CONNACK reason code says this, and no other packet may go before a CONNACK.
             self.clients.close(pending.connection, False, "session taken over")
         session = self.registry.get(client_id)
         if session is not None and session.connection is not None:
+            session.context.counters.count(TAKEOVERS)
             session.connection.disconnect(SESSION_TAKEN_OVER, "session taken over")
             session = self.registry.get(client_id)
         return session

@@ -40,6 +40,18 @@ def test_each_counter_is_shown_everywhere_with_its_value(tmp_path: Path) -> None
             assert f"$SYS/broker/load/{counter.load}/1min" in topics
 
 
+def test_connections_closed_for_another_one_of_their_client_id_are_counted(tmp_path: Path) -> None:
+    with Core(tmp_path) as core:
+        for version in (4, 5, 5):
+            core.connect("twice", version)
+        core.connect("once")
+        metrics = Metrics(None)
+        status = core.control.status()
+        assert status.totals["takeovers"] == 2
+        assert samples(metrics_text(metrics, status))["mqttbroker_takeovers_total"] == 2
+        assert SysTopics(core.control, metrics, 10.0).values(status)["$SYS/broker/clients/takeovers"] == "2"
+
+
 def test_no_two_figures_have_one_name() -> None:
     names = [(figure.metric, figure.label) for figure in FIGURES if figure.metric]
     topics = [topic for figure in FIGURES for topic in figure.topics]
