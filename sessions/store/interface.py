@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from sessions.message import Message
-from sessions.row_kinds import KINDS, K, R, RowKind
+from sessions.row_kinds import KINDS, RowKind
 from sessions.rows import QueueRow
 from sessions.write_set import Page, WriteSet
 
@@ -42,7 +42,7 @@ class Recovered(NamedTuple):
     next_message_id: int
     next_seq: int
 
-    def rows(self, kind: RowKind[R, K]) -> list[Any]:
+    def rows(self, kind: RowKind[Any, Any]) -> list[Any]:
         """The rows of a kind, in the order of `RowKind.order`."""
         return self.kinds[kind.number]
 
