@@ -14,13 +14,16 @@ import os
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from sessions.store.check import COMMIT_LOG, RULES, SALVAGE_RULES, TABLES
 from sessions.store.disk import sync_directory, sync_file
 from sessions.store.interface import StoreError
 from sessions.store.pages import PageFile, Record
-from sessions.store.schema import APPLICATION_ID, MIGRATIONS, Migration, prepare
+from sessions.store.schema import APPLICATION_ID, MIGRATIONS, Migration, as_database, prepare
+
+if TYPE_CHECKING:
+    from sqlite_utils import Database
 
 SIDE_FILES = ("-wal", "-shm", ".suspect")
 BATCH_ROWS = 1000
@@ -44,18 +47,15 @@ class Salvaged(NamedTuple):
 class _Shape:
     """The column types of one table, to recognise its rows on a page."""
 
-    def __init__(self, connection: sqlite3.Connection, table: str) -> None:
-        (definition,) = connection.execute("SELECT sql FROM sqlite_master WHERE type = 'table' AND name = ?", (table,)).fetchone()
-        self.has_rowid = not definition.rstrip().upper().endswith("WITHOUT ROWID")
-        columns = connection.execute(f"PRAGMA table_info({table})").fetchall()
-        keys = [index for index, column in enumerate(columns) if column[5]]
+    def __init__(self, database: Database, name: str) -> None:
+        table = database.table(name)
+        self.has_rowid = not table.schema.rstrip().upper().endswith("WITHOUT ROWID")
+        keys = [column.cid for column in table.columns if column.is_pk]
         # An INTEGER PRIMARY KEY is the rowid, and NULL in the record.
         self.alias = keys[0] if self.has_rowid and len(keys) == 1 else -1
-        self.types = [_TYPES[column[2]] for column in columns]
-        self.nullable = [not column[3] and not column[5] for column in columns]
-        marks = ", ".join("?" * len(columns))
-        names = ", ".join(column[1] for column in columns)
-        self.insert = f"INSERT OR IGNORE INTO {table} ({names}) VALUES ({marks})"
+        self.types = [_TYPES[column.type] for column in table.columns]
+        self.nullable = [not column.notnull and not column.is_pk for column in table.columns]
+        self.insert = f"INSERT OR IGNORE INTO {name} VALUES ({', '.join('?' * len(self.types))})"
 
     def row(self, rowid: int | None, record: Record) -> Record | None:
         """The row to insert, or None if the record is of another table.
@@ -169,10 +169,10 @@ def _copy(pages: PageFile, connection: sqlite3.Connection, migrations: Sequence[
     for pragma in ("auto_vacuum = INCREMENTAL", "synchronous = OFF", "journal_mode = OFF"):
         connection.execute(f"PRAGMA {pragma}").fetchall()
     prepare(connection, "the new database", migrations)
-    names = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE '%sqlite_%'").fetchall()
+    database = as_database(connection)
     # A session's record may lack columns, so that a record of the commit log would pass for one.
-    tables = sorted((name for (name,) in names), key=[COMMIT_LOG, *TABLES].index)
-    shapes = {table: _Shape(connection, table) for table in tables}
+    tables = sorted((name for name in database.table_names() if "sqlite_" not in name), key=[COMMIT_LOG, *TABLES].index)
+    shapes = {table: _Shape(database, table) for table in tables}
     batches: dict[str, list[Record]] = {table: [] for table in shapes}
     connection.execute("BEGIN")
     for rowid, record in pages.records():
@@ -192,7 +192,7 @@ def _copy(pages: PageFile, connection: sqlite3.Connection, migrations: Sequence[
         if count > 0 and rule.deletes:
             notes.append(f"left out: {rule.describe(count)}")
     connection.execute("COMMIT")
-    kept = {table: connection.execute(f"SELECT count(*) FROM {table}").fetchone()[0] for table in shapes}
+    kept = {table: database.table(table).count for table in shapes}
     kept.pop(COMMIT_LOG, None)
     return kept, notes
 

@@ -19,7 +19,7 @@ from sessions.store.check import check_database
 from sessions.store.interface import CorruptStore, StoreError
 from sessions.store.pages import PageFile
 from sessions.store.salvage import damaged_copies, finish_salvage, salvage, set_stream_ends
-from sessions.store.schema import MIGRATIONS
+from sessions.store.schema import MIGRATIONS, as_database
 from sessions.store.writer import SqliteStore
 
 STAMP = "20260101T000000Z"
@@ -66,7 +66,7 @@ def _rows_without(undamaged: Path, page: int) -> Rows:
     pages.missing = page
     connection = sqlite3.connect(":memory:", isolation_level=None)
     salvage_module.prepare(connection, "")
-    shapes = {table: salvage_module._Shape(connection, table) for table in TABLES}
+    shapes = {table: salvage_module._Shape(as_database(connection), table) for table in TABLES}
     found: Rows = {table: set() for table in TABLES}
     for rowid, record in pages.records():
         for table, shape in shapes.items():
