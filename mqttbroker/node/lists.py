@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 from urllib.parse import quote
 
-from mqttbroker.admin.control.control import MAX_PAGE, ControlError, Cursors
+from mqttbroker.admin.control.slices import MAX_PAGE, ControlError, Cursors
 from mqttbroker.admin.http.access import Right
 from mqttbroker.admin.http.api import (
     BAN,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from bridge_spark.log.archive.archiver import Archiver
-from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.control import controls_of
 from mqttbroker.admin.control.groups import GroupControl, GroupsReport
 from mqttbroker.admin.control.runner import ControlRunner
 from mqttbroker.admin.control.views import AuthenticatorStatus
@@ -61,9 +61,9 @@ class Administration:
     ) -> None:
         broker, settings, streams = loaded.broker, parts.settings, loaded.streams
         self.settings = settings
-        self.control = BrokerControl(broker, loop.time)
+        self.controls = controls_of(broker, loop.time)
         self.runner = ControlRunner(loop, loaded.scheduler.update_clock, reloader.reload)
-        self.alarms = Alarms(self.control.publish_own)
+        self.alarms = Alarms(self.controls.messages.publish_own)
         self.groups = GroupControl(broker)
         self.consumers = ConsumerLag(streams, settings.consumers, groups=GroupsReport(self.runner, self.groups))
         self.http = HttpService(settings, security.rules.common, self._http_application, any_port=parts.clustered, streams=True)
@@ -81,7 +81,7 @@ class Administration:
             loaded.latency,
         )
         self.history = History(0 if settings.http.port is None else settings.http.history_samples)
-        self.sampler = Sampler(self.history, self.control, self.metrics)
+        self.sampler = Sampler(self.history, self.controls.status, self.metrics)
         self.stream_control = StreamControl(
             broker,
             loaded.store,
@@ -95,8 +95,8 @@ class Administration:
         )
         self.client_events = ClientEvents(
             broker.clients,
-            lambda topic, payload: self.control.publish_own(topic, payload, retain=False),
-            lambda: self.control.waiting,
+            lambda topic, payload: self.controls.messages.publish_own(topic, payload, retain=False),
+            lambda: self.controls.messages.waiting,
             time.time,
         )
         self._loaded = loaded
@@ -172,7 +172,7 @@ class Administration:
             loaded.salvage,
             self._parts.unready,
         )
-        page = MetricsPage(self.metrics, self.control, runner, self._security, self._listeners, lambda: self.http.context, self._reloader)
+        page = MetricsPage(self.metrics, self.controls.status, runner, self._security, self._listeners, lambda: self.http.context, self._reloader)
 
         async def readiness() -> list[str]:
             return await asyncio.wrap_future(runner.call(health.unready))
@@ -203,7 +203,7 @@ class Administration:
             return reloader.last._asdict()
 
         return Operations(
-            self.control,
+            self.controls,
             self.runner,
             lambda: [listener.describe() for listener in self._listeners],
             lambda: settings_in_force(reloader.settings),

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
-from mqttbroker.admin.control.control import BrokerControl
 from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.control.status import StatusReport
 from mqttbroker.admin.control.views import JwksStatus
 from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.auth.security import Security
@@ -22,7 +22,7 @@ class MetricsPage:
     def __init__(
         self,
         metrics: Metrics,
-        control: BrokerControl,
+        status: StatusReport,
         runner: ControlRunner,
         security: Security,
         listeners: Sequence[OpenListener],
@@ -30,7 +30,7 @@ class MetricsPage:
         reloader: Reloader,
     ) -> None:
         self._metrics = metrics
-        self._control = control
+        self._status = status
         self._runner = runner
         self._security = security
         self._listeners = listeners
@@ -38,7 +38,7 @@ class MetricsPage:
         self._reloader = reloader
 
     async def render(self) -> bytes:
-        status = await asyncio.wrap_future(self._runner.call(self._control.status))
+        status = await asyncio.wrap_future(self._runner.call(self._status))
         metrics, listeners = self._metrics, list(self._listeners)
         metrics.log_lines_dropped = dropped_lines()
         metrics.reload_problems = len(self._reloader.problems)

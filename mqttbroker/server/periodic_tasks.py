@@ -8,7 +8,8 @@ import logging
 from collections.abc import Sequence
 from contextlib import suppress
 
-from mqttbroker.admin.control.control import MAX_VISITS, BrokerControl
+from mqttbroker.admin.control.control import Controls
+from mqttbroker.admin.control.slices import MAX_VISITS
 from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.admin.metrics.sys_topics import SysTopics
 from mqttbroker.core.broker import Broker
@@ -31,14 +32,14 @@ class PeriodicTasks:
         self,
         broker: Broker,
         scheduler: FlushScheduler,
-        control: BrokerControl,
+        controls: Controls,
         metrics: Metrics,
         listeners: Sequence[OpenListener],
         reloader: Reloader,
     ) -> None:
         self._broker = broker
         self._scheduler = scheduler
-        self._control = control
+        self._controls = controls
         self._metrics = metrics
         self._listeners = listeners
         self._reloader = reloader
@@ -64,7 +65,7 @@ class PeriodicTasks:
         return received
 
     async def publish_sys_topics(self) -> None:
-        topics = SysTopics(self._control, self._metrics, self._reloader.settings.sys_interval)
+        topics = SysTopics(self._controls.status, self._controls.messages, self._metrics, self._reloader.settings.sys_interval)
         while True:
             reloaded = self._reloader.reloaded
             interval = self._reloader.settings.sys_interval
@@ -90,7 +91,7 @@ class PeriodicTasks:
 
     async def rank_sessions(self) -> None:
         """Keep rankings of very many sessions for the HTTP API."""
-        rankings = self._control.rankings = SessionRankings(self._broker.registry)
+        rankings = self._controls.sessions.rankings = SessionRankings(self._broker.registry)
         while True:
             await asyncio.sleep(rankings.step() if len(self._broker.registry) > MAX_VISITS else TICK)
 

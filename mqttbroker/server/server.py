@@ -283,7 +283,7 @@ class Server:
             self.settings.data_dir / BRIDGE_DIRECTORY,
             random.random,
             lambda: secrets.token_hex(4),
-            lambda topic, payload: self.admin.control.publish_own(topic, payload),
+            lambda topic, payload: self.admin.controls.messages.publish_own(topic, payload),
             lambda: self.reloader.settings.limits.max_packet_size,
         )
 
@@ -304,7 +304,7 @@ class Server:
 
     def _periodic_tasks(self) -> list[asyncio.Task[None]]:
         admin, settings = self.admin, self.settings
-        tasks = PeriodicTasks(self.broker, self.scheduler, admin.control, admin.metrics, self.listeners, self.reloader)
+        tasks = PeriodicTasks(self.broker, self.scheduler, admin.controls, admin.metrics, self.listeners, self.reloader)
         conditions = admin.conditions()
         running: dict[str, Callable[[], Awaitable[None]]] = {
             "tick": tasks.tick,

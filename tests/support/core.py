@@ -14,7 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.control import controls_of
 from mqttbroker.auth.security import Security
 from mqttbroker.codec.packets import Connack
 from mqttbroker.config.settings import Limits, Settings
@@ -85,7 +85,7 @@ class Core:
         self.assembled()
         restore(self.broker, recovered, self.seconds)
         self.answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.control = BrokerControl(self.broker, lambda: self.seconds)
+        self.control = controls_of(self.broker, lambda: self.seconds)
         self.reads: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self.store.start(lambda *answer: self.answers.put(answer), lambda *read: self.reads.put(read))
         self.clients: list[CoreClient] = []

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.control import controls_of
 from mqttbroker.auth.security import Security
 from mqttbroker.cluster.bus.bus import Barrier, Bus, LocalReceiver, first_mark
 from mqttbroker.cluster.bus.feed import FeedBatches
@@ -95,7 +95,7 @@ class ShardCore(Core):
         port.join_bus(self.barrier)
         self.feeds = {log: FeedBatches(shard, marks.get(log, first_mark(log)), CLUSTER) for log in range(self.shards.count) if log != shard}
         self.next = {log: marks.get(log, first_mark(log)).offset for log in self.feeds}
-        self.control = BrokerControl(self.broker, lambda: self.seconds)
+        self.control = controls_of(self.broker, lambda: self.seconds)
         self.clients: list[CoreClient] = []
         self.taken = None
         self.caught_up = False

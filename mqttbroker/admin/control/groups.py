@@ -10,8 +10,8 @@ from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Final, NamedTuple
 
-from mqttbroker.admin.control.control import ControlError
 from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.control.slices import ControlError
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.streams.filter import EARLIEST, LATEST, TIME, Start, parse_from, parse_offset
 from sessions.readers.stored_readers import StoredReader

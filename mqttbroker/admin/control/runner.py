@@ -1,4 +1,4 @@
-"""Runs the operations of a `BrokerControl` on the event loop, for any thread."""
+"""Runs the operations of `Controls` on the event loop, for any thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from typing import Any, ParamSpec, TypeVar
 
-from mqttbroker.admin.control.control import ControlError, Slices
+from mqttbroker.admin.control.slices import ControlError, Slices
 
 P = ParamSpec("P")
 T = TypeVar("T")

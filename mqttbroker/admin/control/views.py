@@ -1,4 +1,4 @@
-"""The results of `BrokerControl`: immutable values that any thread may read.
+"""The results of `Controls`: immutable values that any thread may read.
 
 Points in time are Unix times in seconds, sizes are in bytes.
 """

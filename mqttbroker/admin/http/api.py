@@ -14,8 +14,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
-from mqttbroker.admin.control.control import MAX_BAN, SORTS, BrokerControl, ControlError
+from mqttbroker.admin.control.bans import MAX_BAN
+from mqttbroker.admin.control.control import Controls
 from mqttbroker.admin.control.runner import BrokerStopping, ControlRunner
+from mqttbroker.admin.control.sessions import SORTS
+from mqttbroker.admin.control.slices import ControlError
 from mqttbroker.admin.control.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
 from mqttbroker.admin.data.backup import BackupError, NotEmpty
 from mqttbroker.admin.http.access import Right
@@ -190,7 +193,7 @@ class Operations(NamedTuple):
     ``salvaged`` is the reason of the alarm `store_salvaged`, "" = there is none.
     """
 
-    control: BrokerControl
+    controls: Controls
     runner: ControlRunner
     listeners: Callable[[], list[dict[str, Any]]]
     configuration: Callable[[], list[dict[str, Any]]]
@@ -212,7 +215,7 @@ class Api:
         http_bans: Bans,
     ) -> None:
         self._operations = operations
-        self._control = operations.control
+        self._controls = operations.controls
         self._logs = logs
         self._consumers = consumers
         self._stream_access = stream_access
@@ -323,7 +326,7 @@ class Api:
         return {"name": sender.name, "role": sender.role, "rights": rights}
 
     async def _status(self, call: Call) -> Any:
-        status = await self._call(self._operations.runner.call(self._control.status))
+        status = await self._call(self._operations.runner.call(self._controls.status))
         return {"version": __version__, "store_salvaged": self._operations.salvaged() or None, **status_json(status)}
 
     async def _listeners(self, call: Call) -> Any:
@@ -366,46 +369,46 @@ class Api:
         if call["sort"] == "client_id":
             cursor = self._cursors.decode(call["cursor"], str)
             found = await self._call(self._operations.runner.scan(
-                self._control.sessions, where, "" if cursor is None else cursor[0], call["limit"], descending
+                self._controls.sessions.page, where, "" if cursor is None else cursor[0], call["limit"], descending
             ))  # fmt: skip
             return page_of(map(client_json, found.sessions), self._cursors.encode(found.after) if found.after else None)
         parts = self._cursors.decode(call["cursor"], (int, float), str)
         after = None if parts is None else (parts[0], parts[1])
         ordered = await self._call(self._operations.runner.scan(
-            self._control.sorted_sessions, call["sort"], descending, where, after, call["limit"]
+            self._controls.sessions.sorted_page, call["sort"], descending, where, after, call["limit"]
         ))  # fmt: skip
         following = self._cursors.encode(*ordered.after) if ordered.after else None
         return page_of(map(client_json, ordered.sessions), following)
 
     async def _client(self, call: Call) -> Any:
-        detail = await self._call(self._operations.runner.call(self._control.session, call["client_id"]))
+        detail = await self._call(self._operations.runner.call(self._controls.sessions.detail, call["client_id"]))
         if detail is None:
             raise RequestError(404, f"no session {call['client_id']!r}", "client_id")
         return client_detail_json(detail)
 
     async def _disconnect(self, call: Call) -> None:
-        if not await self._call(self._operations.runner.call(self._control.disconnect, call["client_id"])):
+        if not await self._call(self._operations.runner.call(self._controls.sessions.disconnect, call["client_id"])):
             raise RequestError(404, f"no connected client {call['client_id']!r}", "client_id")
 
     async def _delete_session(self, call: Call) -> None:
-        if not await self._call(self._operations.runner.scan(self._control.delete_session, call["client_id"])):
+        if not await self._call(self._operations.runner.scan(self._controls.sessions.delete, call["client_id"])):
             raise RequestError(404, f"no session {call['client_id']!r}", "client_id")
 
     async def _client_subscriptions(self, call: Call) -> Any:
         client_id = call["client_id"]
-        if await self._call(self._operations.runner.call(self._control.session, client_id)) is None:
+        if await self._call(self._operations.runner.call(self._controls.sessions.detail, client_id)) is None:
             raise RequestError(404, f"no session {client_id!r}", "client_id")
-        return await self._subscription_page(call, self._control.open_client_subscriptions, client_id)
+        return await self._subscription_page(call, self._controls.subscriptions.open_client, client_id)
 
     async def _subscriptions(self, call: Call) -> Any:
-        return await self._subscription_page(call, self._control.open_subscribers, call["filter"])
+        return await self._subscription_page(call, self._controls.subscriptions.open_subscribers, call["filter"])
 
     async def _receivers(self, call: Call) -> Any:
-        return await self._subscription_page(call, self._control.open_receivers, call["topic"])
+        return await self._subscription_page(call, self._controls.subscriptions.open_receivers, call["topic"])
 
     async def _subscription_page(self, call: Call, begin: Callable[[str], int], of: str) -> Any:
         cursor = await self._cursor(call, begin, of)
-        found = await self._next(self._operations.runner.scan(self._control.subscriptions, cursor, call["limit"]))
+        found = await self._next(self._operations.runner.scan(self._controls.subscriptions.page, cursor, call["limit"]))
         return page_of(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
 
     async def _cursor(self, call: Call, begin: Callable[..., int], *of: str | None) -> int:
@@ -427,23 +430,23 @@ class Api:
     # --- messages ---------------------------------------------------------------------------------------------------
 
     async def _retained(self, call: Call) -> Any:
-        cursor = await self._cursor(call, self._control.open_retained, call["filter"])
-        found = await self._next(self._operations.runner.scan(self._control.retained, cursor, call["limit"]))
+        cursor = await self._cursor(call, self._controls.retained.open, call["filter"])
+        found = await self._next(self._operations.runner.scan(self._controls.retained.page, cursor, call["limit"]))
         readable = (message for message in found.messages if call.principal.may_read(message.topic))
         return page_of(map(message_json, readable), encode_cursor(found.cursor) if found.cursor else None)
 
     async def _levels(self, call: Call) -> Any:
         principal = call.principal
-        cursor = await self._cursor(call, self._control.open_levels, call["parent"])
+        cursor = await self._cursor(call, self._controls.retained.open_levels, call["parent"])
         readable = None if principal.rules is None else principal.may_read
-        found = await self._next(self._operations.runner.scan(self._control.levels, cursor, call["limit"], readable))
+        found = await self._next(self._operations.runner.scan(self._controls.retained.levels, cursor, call["limit"], readable))
         return page_of(map(level_json, found.levels), encode_cursor(found.cursor) if found.cursor else None)
 
     async def _retained_message(self, call: Call) -> Any:
         topic = call["topic"]
         if not call.principal.may_read(topic):
             raise RequestError(403, f"{call.principal.name} may not read topic {topic!r}", "topic")
-        message = await self._call(self._operations.runner.call(self._control.retained_message, topic))
+        message = await self._call(self._operations.runner.call(self._controls.retained.message, topic))
         if message is None:
             raise RequestError(404, f"no retained message of topic {topic!r}", "topic")
         return message_json(message)
@@ -454,7 +457,7 @@ class Api:
     async def _clear(self, topic_filter: str, may_clear: Callable[[str], bool]) -> int:
         """Delete retained messages; RequestError, 409, if they are the broker's."""
         try:
-            return await self._call(self._operations.runner.scan(self._control.clear_retained, topic_filter, may_clear))
+            return await self._call(self._operations.runner.scan(self._controls.retained.clear, topic_filter, may_clear))
         except BrokerStopping:
             raise
         except ControlError as error:
@@ -475,7 +478,7 @@ class Api:
         self._check_publish(call, call["topic"])
         try:
             recipients = await self._call(self._operations.runner.scan(
-                self._control.publish, call["topic"], _payload(call), call["qos"],
+                self._controls.messages.publish, call["topic"], _payload(call), call["qos"],
                 call["retain"] if retain is None else retain, properties_of(call.values),
                 call["message_expiry_interval"],
             ))  # fmt: skip
@@ -496,16 +499,16 @@ class Api:
         if call["protocol"] == "http":
             return http_ban_page(self._http_bans, call)
         parts = decode_cursor(call["cursor"], int)
-        runner, control = self._operations.runner, self._control
-        cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open_bans))
-        listed = await self._next(runner.call(control.bans, cursor, call["limit"]))
+        runner, control = self._operations.runner, self._controls.bans
+        cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open))
+        listed = await self._next(runner.call(control.page, cursor, call["limit"]))
         items = (ban_json(ban, "mqtt") for ban in listed.bans)
         return page_of(items, encode_cursor(listed.cursor) if listed.cursor else None)
 
     async def _ban(self, call: Call) -> Any:
         check_new_ban(call)
         disconnected = await self._call(self._operations.runner.scan(
-            self._control.ban, call["address"], call["username"], call["client_id"], call["seconds"], call["reason"]
+            self._controls.bans.ban, call["address"], call["username"], call["client_id"], call["seconds"], call["reason"]
         ))  # fmt: skip
         return {"disconnected": disconnected}
 
@@ -514,7 +517,7 @@ class Api:
         if call["protocol"] == "http":
             lifted = self._http_bans.lift(*key)
         else:
-            lifted = await self._call(self._operations.runner.call(self._control.lift_ban, *key))
+            lifted = await self._call(self._operations.runner.call(self._controls.bans.lift, *key))
         if not lifted:
             raise RequestError(404, "there is no such ban")
 

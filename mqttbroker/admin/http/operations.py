@@ -9,8 +9,8 @@ from typing import Any
 
 from aiohttp import web
 
-from mqttbroker.admin.control.control import MAX_PAGE, ControlError
 from mqttbroker.admin.control.runner import BrokerStopping
+from mqttbroker.admin.control.slices import MAX_PAGE, ControlError
 from mqttbroker.admin.http.access import Principal, Right
 from mqttbroker.admin.http.gate import log_action
 from mqttbroker.admin.http.parameters import MAX_BODY, Field, Word, read_json, read_texts, read_values

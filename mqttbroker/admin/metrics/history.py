@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.status import StatusReport
 from mqttbroker.admin.control.views import BrokerStatus
 from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.admin.metrics.latency import Histogram
@@ -98,9 +98,9 @@ def _json(value: float) -> float | None:
 class Sampler:
     """Adds samples of one broker to ``history``. To be used on the event loop's thread."""
 
-    def __init__(self, history: History, control: BrokerControl, metrics: Metrics) -> None:
+    def __init__(self, history: History, status: StatusReport, metrics: Metrics) -> None:
         self.history = history
-        self._control = control
+        self._status = status
         self._metrics = metrics
         latency = metrics.latency
         self._quantiles = {
@@ -125,7 +125,7 @@ class Sampler:
 
     def present(self) -> dict[str, float]:
         """The values of now, without latencies, which are measured from one sample to the next."""
-        return {**status_values(self._control.status()), **dict(self._streams())}
+        return {**status_values(self._status()), **dict(self._streams())}
 
     def _latencies(self) -> Iterator[tuple[str, float]]:
         for name, quantile in self._quantiles.items():

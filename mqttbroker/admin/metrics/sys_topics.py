@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 
 from mqttbroker import __version__
-from mqttbroker.admin.control.control import BrokerControl
+from mqttbroker.admin.control.messages import MessageControl
+from mqttbroker.admin.control.status import StatusReport
 from mqttbroker.admin.control.views import BrokerStatus
 from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.admin.metrics.registry import FIGURES
@@ -35,8 +36,9 @@ class _Load:
 class SysTopics:
     """Publishes ``$SYS/broker/…``; call `publish` every ``interval`` seconds on the event loop's thread."""
 
-    def __init__(self, control: BrokerControl, metrics: Metrics, interval: float) -> None:
-        self.control = control
+    def __init__(self, status: StatusReport, messages: MessageControl, metrics: Metrics, interval: float) -> None:
+        self.status = status
+        self.messages = messages
         self.metrics = metrics
         self.interval = interval
         self._published: dict[str, str] = {}
@@ -45,17 +47,17 @@ class SysTopics:
 
     def publish(self) -> None:
         """Publish the values that have changed, unless the last ones are not published yet."""
-        if self.control.publishing:
+        if self.messages.publishing:
             return
-        values = self.values(self.control.status())
+        values = self.values(self.status())
         for topic, value in values.items():
             if self._published.get(topic) != value:
                 self._published[topic] = value
-                self.control.publish_own(topic, value.encode("utf-8"))
+                self.messages.publish_own(topic, value.encode("utf-8"))
         gone = [topic for topic in self._published if topic not in values]  # of a stream that was deleted
         for topic in gone:
             del self._published[topic]
-            self.control.publish_own(topic, b"")
+            self.messages.publish_own(topic, b"")
 
     def _streams(self) -> dict[str, object]:
         """For each stream: its consumers, those at risk, and the largest lag."""

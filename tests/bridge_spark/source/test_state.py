@@ -23,7 +23,7 @@ from bridge_spark.source.http_client import HttpClient
 from bridge_spark.source.storage import StreamError
 from bridge_spark.state_datasource import RetainedDataSource, SessionsDataSource
 from bridge_spark.tables.ingest_session import one_line
-from mqttbroker.admin.control.control import MAX_CURSORS
+from mqttbroker.admin.control.slices import MAX_CURSORS
 from mqttbroker.codec.properties import Properties
 
 __all__ = ["spark"]

@@ -401,7 +401,7 @@ def test_pauses_are_counted(plant: Plant) -> None:
     control, metrics = plant.core.control, Metrics(None)
     found = samples(metrics_text(metrics, control.status()))
     assert (found["mqttbroker_publishers_waiting"], found["mqttbroker_publisher_waits_total"]) == (1, 1)
-    values = SysTopics(control, metrics, 10).values(control.status())
+    values = SysTopics(control.status, control.messages, metrics, 10).values(control.status())
     assert values["$SYS/broker/publishers/waiting"] == values["$SYS/broker/publishers/waits"] == "1"
     plant.loop.wait(MAX_PAUSE)
     found = samples(metrics_text(metrics, control.status()))

@@ -1,4 +1,4 @@
-"""`BrokerControl` on a broker core: pages, filters, commands, and the objects visited in one slice."""
+"""`Controls` of a broker core: pages, filters, commands, and the objects visited in one slice."""
 
 from __future__ import annotations
 
@@ -12,17 +12,13 @@ import pytest
 from support.core import Core, CoreClient
 from support.core_sessions import durable
 
-from mqttbroker.admin.control import control as control_module
-from mqttbroker.admin.control.control import (
-    MAX_CURSORS,
-    MAX_PAGE,
-    PAGE_BYTES,
-    SLICE,
-    SORTS,
-    BrokerControl,
-    ControlError,
-    Slices,
-)
+from mqttbroker.admin.control import retained as retained_module
+from mqttbroker.admin.control import sessions as sessions_module
+from mqttbroker.admin.control import subscriptions as subscriptions_module
+from mqttbroker.admin.control.control import Controls
+from mqttbroker.admin.control.retained import PAGE_BYTES
+from mqttbroker.admin.control.sessions import SORTS
+from mqttbroker.admin.control.slices import MAX_CURSORS, MAX_PAGE, SLICE, ControlError, Slices
 from mqttbroker.admin.control.views import (
     RetainedMessage,
     SessionDetail,
@@ -68,12 +64,12 @@ def many_sessions(core: Core, count: int) -> list[str]:
     return sorted(client_ids)
 
 
-def listed(control: BrokerControl, where: SessionFilter, limit: int) -> list[str]:
+def listed(control: Controls, where: SessionFilter, limit: int) -> list[str]:
     """Client identifiers of all pages."""
     found: list[str] = []
     after = ""
     while True:
-        page = finish(control.sessions(where, after, limit))
+        page = finish(control.sessions.page(where, after, limit))
         found += [summary.client_id for summary in page.sessions]
         if not page.after:
             return found
@@ -103,7 +99,7 @@ def test_filters(core: Core) -> None:
     core.broker.registry.sessions["dev-000007"].set_username("alice")
     assert listed(control, SessionFilter(username="alice"), 10) == ["dev-000007"]
     assert listed(control, SessionFilter(prefix="dev-001500"), 10) == []
-    assert len(finish(control.sessions(SessionFilter(prefix="dev-00001"), after="dev-000015")).sessions) == 4
+    assert len(finish(control.sessions.page(SessionFilter(prefix="dev-00001"), after="dev-000015")).sessions) == 4
 
 
 @pytest.mark.parametrize("descending", [False, True])
@@ -117,36 +113,36 @@ def test_conditions_on_connections_find_the_same_by_way_of_connections(
     control, found = core.control, []
     where = SessionFilter(prefix="dev-00", contains="2", connected=True, listener=core.terms.listener)
     for sessions_per_connection in (1, 10_000):
-        monkeypatch.setattr(control_module, "SESSIONS_PER_CONNECTION", sessions_per_connection)
-        slices, page = count_slices(control.sessions(where, limit=20, descending=descending))
+        monkeypatch.setattr(sessions_module, "SESSIONS_PER_CONNECTION", sessions_per_connection)
+        slices, page = count_slices(control.sessions.page(where, limit=20, descending=descending))
         assert (slices == 1) is (sessions_per_connection == 1)
         pages = [page]
         while pages[-1].after:
-            pages.append(finish(control.sessions(where, pages[-1].after, 20, descending)))
-        in_order = finish(control.sorted_sessions("connected_at", descending, where, None, 20))
-        behind = finish(control.sorted_sessions("connected_at", descending, where, in_order.after, 20))
+            pages.append(finish(control.sessions.page(where, pages[-1].after, 20, descending)))
+        in_order = finish(control.sessions.sorted_page("connected_at", descending, where, None, 20))
+        behind = finish(control.sessions.sorted_page("connected_at", descending, where, in_order.after, 20))
         found.append((pages, in_order, behind))
     assert found[0] == found[1] and [len(page.sessions) for page in found[0][0]] == 5 * [20] + [6]
 
 
 def test_a_page_ends_early_after_many_sessions(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "MAX_VISITS", 2 * SLICE)
+    monkeypatch.setattr(sessions_module, "MAX_VISITS", 2 * SLICE)
     client_ids = many_sessions(core, 5 * SLICE + 7)
     where = SessionFilter(contains=client_ids[3 * SLICE])
-    pages = [finish(core.control.sessions(where))]
+    pages = [finish(core.control.sessions.page(where))]
     while pages[-1].after:
-        pages.append(finish(core.control.sessions(where, after=pages[-1].after)))
+        pages.append(finish(core.control.sessions.page(where, after=pages[-1].after)))
     assert [[each.client_id for each in page.sessions] for page in pages] == [[], [client_ids[3 * SLICE]], []]
     assert pages[0].after == client_ids[2 * SLICE - 1]
 
 
 def test_a_page_of_retained_messages_ends_early_after_many_topics(core: Core, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "MAX_VISITS", SLICE)
+    monkeypatch.setattr(retained_module, "MAX_VISITS", SLICE)
     retain(core, [f"s/{number:04}/{'x' if number == 700 else 'y'}" for number in range(4 * SLICE)])
-    cursor, pages = core.control.open_retained("s/+/x"), 0
+    cursor, pages = core.control.retained.open("s/+/x"), 0
     found: list[str] = []
     while cursor:
-        page = finish(core.control.retained(cursor))
+        page = finish(core.control.retained.page(cursor))
         found += [message.topic for message in page.messages]
         cursor, pages = page.cursor, pages + 1
     assert found == ["s/0700/x"] and pages > 2
@@ -155,12 +151,12 @@ def test_a_page_of_retained_messages_ends_early_after_many_topics(core: Core, mo
 def test_sessions_come_and_go_between_pages(core: Core) -> None:
     many_sessions(core, 900)
     registry = core.broker.registry
-    first = finish(core.control.sessions(limit=300))
+    first = finish(core.control.sessions.page(limit=300))
     registry.remove(registry.sessions[first.after])
     registry.remove(registry.sessions["dev-000301"])
     registry.create("dev-000299x", False)
     registry.create("dev-000000x", False)
-    second = finish(core.control.sessions(after=first.after, limit=2))
+    second = finish(core.control.sessions.page(after=first.after, limit=2))
     assert [summary.client_id for summary in second.sessions] == ["dev-000299x", "dev-000300"]
 
 
@@ -175,7 +171,7 @@ def test_sorted_pages_hold_every_session_once(core: Core, sort: str, descending:
     found: list[SessionSummary] = []
     after = None
     while True:
-        page = finish(core.control.sorted_sessions(sort, descending, after=after, limit=100))
+        page = finish(core.control.sessions.sorted_page(sort, descending, after=after, limit=100))
         found += page.sessions
         after = page.after
         if after is None:
@@ -194,7 +190,7 @@ def test_pages_in_descending_order_hold_every_session_once(core: Core, prefix: s
     found: list[str] = []
     after = ""
     while True:
-        page = finish(core.control.sessions(SessionFilter(prefix), after, 100, descending=True))
+        page = finish(core.control.sessions.page(SessionFilter(prefix), after, 100, descending=True))
         found += [session.client_id for session in page.sessions]
         after = page.after
         if not after:
@@ -205,13 +201,13 @@ def test_pages_in_descending_order_hold_every_session_once(core: Core, prefix: s
 @pytest.fixture
 def ordered(core: Core, monkeypatch: pytest.MonkeyPatch) -> Core:
     """So many sessions that the rankings of the last pass are used."""
-    monkeypatch.setattr(control_module, "MAX_VISITS", 100)
+    monkeypatch.setattr(sessions_module, "MAX_VISITS", 100)
     for number, client_id in enumerate(many_sessions(core, 2 * MAX_RANKED + 7)):
         if number % 400 == 0:
             client = core.connect(client_id)
             core.advance(1)
             client.subscribe(*(f"t/{index}" for index in range(number // 400 + 1)))
-    rankings = core.control.rankings = SessionRankings(core.broker.registry)
+    rankings = core.control.sessions.rankings = SessionRankings(core.broker.registry)
     while not rankings.passes:
         assert rankings.step() > 0.0
     return core
@@ -220,17 +216,17 @@ def ordered(core: Core, monkeypatch: pytest.MonkeyPatch) -> Core:
 @pytest.mark.parametrize("descending", [False, True])
 @pytest.mark.parametrize("sort", SORTS)
 def test_rankings_of_the_last_pass_are_those_of_all_sessions(ordered: Core, sort: str, descending: bool) -> None:
-    slices, page = count_slices(ordered.control.sorted_sessions(sort, descending, limit=100))
+    slices, page = count_slices(ordered.control.sessions.sorted_page(sort, descending, limit=100))
     assert slices == 2
-    ordered.control.rankings = None
-    assert page == finish(ordered.control.sorted_sessions(sort, descending, limit=100))
+    ordered.control.sessions.rankings = None
+    assert page == finish(ordered.control.sessions.sorted_page(sort, descending, limit=100))
 
 
 def test_pages_behind_the_ranked_ones_visit_all_sessions(ordered: Core) -> None:
     found: list[str] = []
     after = None
     while True:
-        page = finish(ordered.control.sorted_sessions("subscriptions", True, after=after, limit=1000))
+        page = finish(ordered.control.sessions.sorted_page("subscriptions", True, after=after, limit=1000))
         found += [session.client_id for session in page.sessions]
         after = page.after
         if after is None:
@@ -239,16 +235,16 @@ def test_pages_behind_the_ranked_ones_visit_all_sessions(ordered: Core) -> None:
 
 
 def test_filters_apply_to_ranked_pages(ordered: Core) -> None:
-    slices, page = count_slices(ordered.control.sorted_sessions("subscriptions", True, SessionFilter(connected=True), limit=5))
+    slices, page = count_slices(ordered.control.sessions.sorted_page("subscriptions", True, SessionFilter(connected=True), limit=5))
     assert slices == 2 and [each.subscriptions for each in page.sessions] == [11, 10, 9, 8, 7]
-    _, page = count_slices(ordered.control.sorted_sessions("subscriptions", True, SessionFilter("dev-0040"), limit=5))
+    _, page = count_slices(ordered.control.sessions.sorted_page("subscriptions", True, SessionFilter("dev-0040"), limit=5))
     assert [each.client_id for each in page.sessions] == ["dev-004000", *(f"dev-0040{left:02d}" for left in (6, 5, 4, 3))]
 
 
 def test_ranked_sessions_that_have_ended_are_left_out(ordered: Core) -> None:
-    first = finish(ordered.control.sorted_sessions("subscriptions", True, limit=3)).sessions
+    first = finish(ordered.control.sessions.sorted_page("subscriptions", True, limit=3)).sessions
     ordered.broker.registry.remove(ordered.broker.registry.sessions[first[1].client_id])
-    page = finish(ordered.control.sorted_sessions("subscriptions", True, limit=2))
+    page = finish(ordered.control.sessions.sorted_page("subscriptions", True, limit=2))
     assert page.sessions == (first[0], first[2])
 
 
@@ -262,9 +258,9 @@ def test_filters_on_connections(core: Core) -> None:
 
 def test_sorting_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> None:
     many_sessions(core, 20 * SLICE)
-    slices, page = count_slices(core.control.sorted_sessions("subscriptions", True, limit=5))
+    slices, page = count_slices(core.control.sessions.sorted_page("subscriptions", True, limit=5))
     assert slices == 22 and len(page.sessions) == 5
-    slices, page = count_slices(core.control.sorted_sessions("subscriptions", True, limit=1000))
+    slices, page = count_slices(core.control.sessions.sorted_page("subscriptions", True, limit=1000))
     assert slices == 25 and len(page.sessions) == 1000
 
 
@@ -272,7 +268,7 @@ def test_sorting_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> No
 def test_publish_in_the_name_of_the_broker(core: Core, qos: int) -> None:
     client = durable(core, "sub")
     client.subscribe("t", options=2)
-    operation = core.control.publish("t", b"21.5", qos, False, b"", 60)
+    operation = core.control.messages.publish("t", b"21.5", qos, False, b"", 60)
     if qos == 0:
         assert finish(operation) == 1
     else:
@@ -287,23 +283,23 @@ def test_publish_in_the_name_of_the_broker(core: Core, qos: int) -> None:
 def test_publish_refuses_what_clients_may_not_publish(core: Core) -> None:
     for topic in ("a/#", "$SYS/x", ""):
         with pytest.raises(ControlError):
-            finish(core.control.publish(topic, b"x"))
+            finish(core.control.messages.publish(topic, b"x"))
 
 
 def test_only_permitted_retained_messages_are_cleared(core: Core) -> None:
     for topic in ("a/1", "a/2", "b/1"):
-        core.control.set_retained(topic, b"x")
-    assert finish(core.control.clear_retained("#", lambda topic: topic.startswith("a/"))) == 2
-    assert core.control.retained_message("b/1") is not None
+        core.control.messages.set_retained(topic, b"x")
+    assert finish(core.control.retained.clear("#", lambda topic: topic.startswith("a/"))) == 2
+    assert core.control.retained.message("b/1") is not None
 
 
 def test_a_scan_visits_a_bounded_number_of_sessions_per_slice(core: Core) -> None:
     many_sessions(core, 20 * SLICE)
-    slices, page = count_slices(core.control.sessions(SessionFilter(contains="no such")))
+    slices, page = count_slices(core.control.sessions.page(SessionFilter(contains="no such")))
     assert page == ((), "") and slices == 21
-    slices, page = count_slices(core.control.sessions(limit=100))
+    slices, page = count_slices(core.control.sessions.page(limit=100))
     assert slices == 1 and len(page.sessions) == 100
-    scan = core.control.sessions(SessionFilter(username="nobody"))
+    scan = core.control.sessions.page(SessionFilter(username="nobody"))
     for number in range(5):  # sessions that begin and end during the scan
         next(scan)
         core.broker.registry.create(f"dev-0{number}x", False)
@@ -328,7 +324,7 @@ def test_one_session(core: Core) -> None:
         publisher.publish("t", b"12345678", 1)
     core.advance(10)
     now = core.seconds
-    detail = core.control.session("sub")
+    detail = core.control.sessions.detail("sub")
     connection = core.broker.registry.sessions["sub"].connection
     assert isinstance(connection, Connection)
     assert detail == SessionDetail(
@@ -348,22 +344,22 @@ def test_one_session(core: Core) -> None:
     )
     assert detail.bytes_received > 0 and detail.bytes_sent > 0
     client.disconnect()
-    detail = core.control.session("sub")
+    detail = core.control.sessions.detail("sub")
     assert detail is not None
     assert detail.summary == SessionSummary("sub", None, 5, True, False, "", "", 0.0, now, 2, 5, 5 * 9, 0, 0xFFFFFFFF)
-    detail = core.control.session("pub")
+    detail = core.control.sessions.detail("pub")
     assert detail is not None and detail.summary.protocol_version == 4 and detail.keep_alive == 30.0
-    assert core.control.session("none") is None
+    assert core.control.sessions.detail("none") is None
 
 
 def test_disconnect(core: Core) -> None:
     client, old = durable(core, "c"), core.connect("old", 4)
-    assert core.control.disconnect("c") and core.control.disconnect("old")
+    assert core.control.sessions.disconnect("c") and core.control.sessions.disconnect("old")
     packet = client.expect(Disconnect)
     assert packet.reason_code == ADMINISTRATIVE_ACTION and client.closed
     assert old.closed and core.broker.registry.get("old") is None
-    assert core.control.session("c") is not None
-    assert not core.control.disconnect("c") and not core.control.disconnect("none")
+    assert core.control.sessions.detail("c") is not None
+    assert not core.control.sessions.disconnect("c") and not core.control.sessions.disconnect("none")
 
 
 def test_disconnect_while_the_connect_waits_for_the_store(core: Core) -> None:
@@ -374,10 +370,10 @@ def test_disconnect_while_the_connect_waits_for_the_store(core: Core) -> None:
     client = core.client(4)
     client.send(Connect("c", 4, clean_start=False))
     assert "c" in core.broker.clients.pending
-    assert core.control.disconnect("c")
+    assert core.control.sessions.disconnect("c")
     assert client.closed and not core.broker.clients.pending
     core.settle()
-    assert core.control.session("c") is not None and core.broker.clients.connected == 0
+    assert core.control.sessions.detail("c") is not None and core.broker.clients.connected == 0
 
 
 @pytest.mark.parametrize("connected", [True, False])
@@ -388,25 +384,25 @@ def test_delete_a_session(core: Core, connected: bool) -> None:
         client.subscribe(*filters[start : start + 100], "$share/g/s", options=1)
     if not connected:
         client.disconnect()
-    slices, deleted = count_slices(core.control.delete_session("c"))
+    slices, deleted = count_slices(core.control.sessions.delete("c"))
     assert deleted and slices == 4
-    assert client.closed and core.control.session("c") is None
+    assert client.closed and core.control.sessions.detail("c") is None
     assert core.broker.router.subscriptions == 0 and not core.broker.router.groups
     core.settle()
     core.kill()
-    assert core.control.session("c") is None and core.broker.router.subscriptions == 0
-    assert finish(core.control.delete_session("c")) is False
+    assert core.control.sessions.detail("c") is None and core.broker.router.subscriptions == 0
+    assert finish(core.control.sessions.delete("c")) is False
 
 
 def test_a_client_that_reconnects_during_the_deletion_of_its_session_is_disconnected(core: Core) -> None:
     client = durable(core, "c")
     for start in range(0, 2 * SLICE + 100, 100):
         client.subscribe(*(f"f/{start + number}" for number in range(100)), options=1)
-    deletion = core.control.delete_session("c")
+    deletion = core.control.sessions.delete("c")
     next(deletion)
     again = durable(core, "c")
     assert finish(deletion) is True
-    assert again.closed and core.control.session("c") is None and core.broker.router.subscriptions == 0
+    assert again.closed and core.control.sessions.detail("c") is None and core.broker.router.subscriptions == 0
 
 
 # --- subscriptions ------------------------------------------------------------------------------------------------
@@ -416,16 +412,16 @@ def subscriptions(core: Core, cursor: int, limit: int = MAX_PAGE) -> list[tuple[
     """Client identifiers and filters of all pages, sorted."""
     found: list[SubscriptionView] = []
     while cursor:
-        page = finish(core.control.subscriptions(cursor, limit))
+        page = finish(core.control.subscriptions.page(cursor, limit))
         found += page.subscriptions
         assert len(page.subscriptions) == limit or not page.cursor
         cursor = page.cursor
     return sorted((view.client_id, view.topic_filter) for view in found)
 
 
-@pytest.mark.parametrize("matches", [0, control_module.MATCHES], ids=["by session", "by filter"])
+@pytest.mark.parametrize("matches", [0, subscriptions_module.MATCHES], ids=["by session", "by filter"])
 def test_subscriptions_of_a_client_a_filter_and_a_topic(core: Core, matches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "MATCHES", matches)
+    monkeypatch.setattr(subscriptions_module, "MATCHES", matches)
     for client_id, filters in {
         "a": ["s/+", "s/1", "#", "$share/g/s/+"],
         "b": ["s/1", "+/1", "$share/g/s/+", "$share/h/s/+"],
@@ -434,17 +430,20 @@ def test_subscriptions_of_a_client_a_filter_and_a_topic(core: Core, matches: int
         core.connect(client_id).subscribe(*filters, options=1)
     control = core.control
     for limit in (1, 2, MAX_PAGE):
-        assert subscriptions(core, control.open_client_subscriptions("a"), limit) == [
+        assert subscriptions(core, control.subscriptions.open_client("a"), limit) == [
             ("a", "#"),
             ("a", "$share/g/s/+"),
             ("a", "s/+"),
             ("a", "s/1"),
         ]
-        assert subscriptions(core, control.open_subscribers("s/1"), limit) == [("a", "s/1"), ("b", "s/1")]
-        assert subscriptions(core, control.open_subscribers("s/+"), limit) == [("a", "s/+")]
-        assert subscriptions(core, control.open_subscribers("$SYS/#"), limit) == [("c", "$SYS/#")]
-        assert subscriptions(core, control.open_subscribers("$share/g/s/+"), limit) == [("a", "$share/g/s/+"), ("b", "$share/g/s/+")]
-        assert subscriptions(core, control.open_receivers("s/1"), limit) == [
+        assert subscriptions(core, control.subscriptions.open_subscribers("s/1"), limit) == [("a", "s/1"), ("b", "s/1")]
+        assert subscriptions(core, control.subscriptions.open_subscribers("s/+"), limit) == [("a", "s/+")]
+        assert subscriptions(core, control.subscriptions.open_subscribers("$SYS/#"), limit) == [("c", "$SYS/#")]
+        assert subscriptions(core, control.subscriptions.open_subscribers("$share/g/s/+"), limit) == [
+            ("a", "$share/g/s/+"),
+            ("b", "$share/g/s/+"),
+        ]
+        assert subscriptions(core, control.subscriptions.open_receivers("s/1"), limit) == [
             ("a", "#"),
             ("a", "$share/g/s/+"),
             ("a", "s/+"),
@@ -454,16 +453,16 @@ def test_subscriptions_of_a_client_a_filter_and_a_topic(core: Core, matches: int
             ("b", "+/1"),
             ("b", "s/1"),
         ]
-    assert subscriptions(core, control.open_subscribers("none/#")) == []
-    assert subscriptions(core, control.open_subscribers("$share/none/s")) == []
-    assert subscriptions(core, control.open_receivers("$SYS/broker/uptime")) == [("c", "$SYS/#")]
+    assert subscriptions(core, control.subscriptions.open_subscribers("none/#")) == []
+    assert subscriptions(core, control.subscriptions.open_subscribers("$share/none/s")) == []
+    assert subscriptions(core, control.subscriptions.open_receivers("$SYS/broker/uptime")) == [("c", "$SYS/#")]
 
 
 def test_the_options_of_a_subscription(core: Core) -> None:
     properties = Properties()
     properties.subscription_identifiers = [7]
     core.connect("a").subscribe("t", options=2 | 4 | 8, properties=properties)
-    page = finish(core.control.subscriptions(core.control.open_receivers("t")))
+    page = finish(core.control.subscriptions.page(core.control.subscriptions.open_receivers("t")))
     assert page.subscriptions == (SubscriptionView("a", "t", 2, True, True, 7, True),)
 
 
@@ -473,23 +472,23 @@ def test_a_session_that_may_not_read_a_topic_does_not_receive_it(tmp_path: Path)
     with Core(tmp_path, others={"acl_file": acl}) as core:
         for client_id in ("a", "b"):
             core.connect(client_id).subscribe("own/#", options=1)
-        assert subscriptions(core, core.control.open_receivers("own/a/1")) == [("a", "own/#")]
-        assert subscriptions(core, core.control.open_subscribers("own/#")) == [("a", "own/#"), ("b", "own/#")]
+        assert subscriptions(core, core.control.subscriptions.open_receivers("own/a/1")) == [("a", "own/#")]
+        assert subscriptions(core, core.control.subscriptions.open_subscribers("own/#")) == [("a", "own/#"), ("b", "own/#")]
 
 
 @pytest.mark.parametrize("matches", [0, 10_000], ids=["by session", "by filter"])
 def test_many_subscriptions_are_visited_in_slices(core: Core, matches: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_module, "MATCHES", matches)
+    monkeypatch.setattr(subscriptions_module, "MATCHES", matches)
     registry = core.broker.registry
     for client_id in many_sessions(core, 5 * SLICE):
         core.broker.subscriptions.load(Subscription(registry.sessions[client_id], "all/#", 1, 0))
         core.broker.subscriptions.load(Subscription(registry.sessions[client_id], "$share/g/all/x", 1, 0))
-    slices, page = count_slices(core.control.subscriptions(core.control.open_receivers("all/x"), MAX_PAGE))
+    slices, page = count_slices(core.control.subscriptions.page(core.control.subscriptions.open_receivers("all/x"), MAX_PAGE))
     assert len(page.subscriptions) == MAX_PAGE and slices in (4, 5)
-    assert len(subscriptions(core, core.control.open_receivers("all/x"))) == 10 * SLICE
-    slices, page = count_slices(core.control.subscriptions(core.control.open_subscribers("all/+")))
+    assert len(subscriptions(core, core.control.subscriptions.open_receivers("all/x"))) == 10 * SLICE
+    slices, page = count_slices(core.control.subscriptions.page(core.control.subscriptions.open_subscribers("all/+")))
     assert page == ((), 0) and slices == (7 if matches else 1)  # those of all/# are visited, too
-    slices, page = count_slices(core.control.subscriptions(core.control.open_subscribers("all/#"), MAX_PAGE))
+    slices, page = count_slices(core.control.subscriptions.page(core.control.subscriptions.open_subscribers("all/#"), MAX_PAGE))
     assert len(page.subscriptions) == MAX_PAGE and slices in (4, 5)
 
 
@@ -499,17 +498,17 @@ def test_one_topic_with_many_filters_is_searched_in_slices(core: Core, topic: st
     session = core.broker.registry.sessions["many"]
     for levels in itertools.product("+a", repeat=12):
         core.broker.subscriptions.load(Subscription(session, "/".join(levels) + "/x", 1, 0))
-    slices, page = count_slices(core.control.subscriptions(core.control.open_receivers(topic), MAX_PAGE))
+    slices, page = count_slices(core.control.subscriptions.page(core.control.subscriptions.open_receivers(topic), MAX_PAGE))
     assert len(page.subscriptions) == min(found, MAX_PAGE) and slices > 4096 // SLICE
-    assert len(subscriptions(core, core.control.open_receivers(topic))) == found
+    assert len(subscriptions(core, core.control.subscriptions.open_receivers(topic))) == found
 
 
 def test_subscriptions_that_end_between_pages_are_left_out(core: Core) -> None:
     a, b, c = (core.connect(client_id) for client_id in "abc")
     for client in (a, b, c):
         client.subscribe("t", options=1)
-    cursor = core.control.open_receivers("t")
-    page = finish(core.control.subscriptions(cursor, 1))
+    cursor = core.control.subscriptions.open_receivers("t")
+    page = finish(core.control.subscriptions.page(cursor, 1))
     left = {"a": a, "b": b, "c": c}
     del left[page.subscriptions[0].client_id]
     left.popitem()[1].close()
@@ -532,9 +531,9 @@ def retain(core: Core, topics: list[str], payload: bytes = b"x") -> None:
 
 def retained(core: Core, topic_filter: str, limit: int = MAX_PAGE) -> list[str]:
     found: list[RetainedMessage] = []
-    cursor = core.control.open_retained(topic_filter)
+    cursor = core.control.retained.open(topic_filter)
     while cursor:
-        page = finish(core.control.retained(cursor, limit))
+        page = finish(core.control.retained.page(cursor, limit))
         found += page.messages
         assert len(page.messages) == limit or not page.cursor
         cursor = page.cursor
@@ -547,15 +546,15 @@ def test_retained_messages_by_filter(core: Core) -> None:
         assert retained(core, "s/+/v", limit) == [f"s/{number:03d}/v" for number in range(600)]
     assert len(retained(core, "#", 100)) == 602
     assert retained(core, "other") == ["other"] and retained(core, "none") == []
-    slices, page = count_slices(core.control.retained(core.control.open_retained("s/+/none")))
+    slices, page = count_slices(core.control.retained.page(core.control.retained.open("s/+/none")))
     assert page == ((), 0) and slices >= 600 // SLICE
 
 
 def test_a_page_of_retained_messages_is_bounded_in_bytes(core: Core) -> None:
     retain(core, [f"large/{number}" for number in range(7)], b"x" * (PAGE_BYTES // 3 + 1))
-    sizes, cursor, topics = [], core.control.open_retained("#"), set()
+    sizes, cursor, topics = [], core.control.retained.open("#"), set()
     while cursor:
-        page = finish(core.control.retained(cursor))
+        page = finish(core.control.retained.page(cursor))
         sizes.append(len(page.messages))
         topics.update(message.topic for message in page.messages)
         cursor = page.cursor
@@ -567,37 +566,37 @@ def test_one_retained_message(core: Core) -> None:
     properties.message_expiry_interval = 60
     properties.content_type = "text/plain"
     core.connect("p").publish("t", b"21.5", 1, retain=True, properties=properties)
-    message = core.control.retained_message("t")
+    message = core.control.retained.message("t")
     assert message == RetainedMessage("t", b"21.5", 1, b"\x03\0\x0atext/plain", "p", core.seconds, core.seconds + 60)
-    assert core.control.retained_message("none") is None and core.control.retained_message("#") is None
-    cursor = core.control.open_retained("#")
+    assert core.control.retained.message("none") is None and core.control.retained.message("#") is None
+    cursor = core.control.retained.open("#")
     core.seconds += 61
     core.broker.context.clock.now += 61_000_000
-    assert core.control.retained_message("t") is None
-    assert finish(core.control.retained(cursor)) == ((), 0)
+    assert core.control.retained.message("t") is None
+    assert finish(core.control.retained.page(cursor)) == ((), 0)
 
 
 def test_changes_between_pages_of_retained_messages(core: Core) -> None:
     retain(core, ["a", "b", "c", "d"])
-    cursor = core.control.open_retained("#")
-    page = finish(core.control.retained(cursor, 1))
+    cursor = core.control.retained.open("#")
+    page = finish(core.control.retained.page(cursor, 1))
     first = page.messages[0].topic
     rest = [topic for topic in "abcd" if topic != first]
     retain(core, [rest[0]], b"")
     retain(core, [rest[1]], b"new")
-    page = finish(core.control.retained(page.cursor, 10))
+    page = finish(core.control.retained.page(page.cursor, 10))
     assert {message.topic: message.payload for message in page.messages} == {rest[1]: b"new", rest[2]: b"x"}
 
 
 def test_set_a_retained_message(core: Core) -> None:
     subscriber = core.connect("sub")
     subscriber.subscribe("t", options=1)
-    core.control.set_retained("t", b"on")
+    core.control.messages.set_retained("t", b"on")
     core.settle()
     packet = subscriber.expect(Publish)
     assert (packet.payload, packet.qos, packet.retain) == (b"on", 1, False)
     core.kill()
-    message = core.control.retained_message("t")
+    message = core.control.retained.message("t")
     assert message is not None and (message.payload, message.client_id) == (b"on", "")
 
 
@@ -614,38 +613,38 @@ def test_set_a_retained_message(core: Core) -> None:
 def test_a_retained_message_that_is_refused(tmp_path: Path, topic: str, payload: bytes, reason: str) -> None:
     with Core(tmp_path, max_topic_levels=4, max_retained_messages=1) as core:
         if topic == "second":
-            core.control.set_retained("first", b"x")
+            core.control.messages.set_retained("first", b"x")
         with pytest.raises(ControlError) as caught:
-            core.control.set_retained(topic, payload)
+            core.control.messages.set_retained(topic, payload)
         assert str(caught.value) == reason
 
 
 def test_retained_messages_may_be_unavailable(tmp_path: Path) -> None:
     with Core(tmp_path, retain_available=False) as core:
         with pytest.raises(ControlError, match="retains no messages"):
-            core.control.set_retained("t", b"x")
+            core.control.messages.set_retained("t", b"x")
 
 
 def test_clear_retained_messages(core: Core) -> None:
     retain(core, [f"s/{number}" for number in range(3 * SLICE)] + ["other"])
-    core.control.publish_own("$SYS/broker/version", b"1")
+    core.control.messages.publish_own("$SYS/broker/version", b"1")
     subscriber = core.connect("sub")
     subscriber.subscribe("s/1", options=1 | 2 << 4)
-    slices, cleared = count_slices(core.control.clear_retained("s/#"))
+    slices, cleared = count_slices(core.control.retained.clear("s/#"))
     assert cleared == 3 * SLICE and slices >= 3
     assert retained(core, "#") == ["other"]
     subscriber.expect_nothing()
     core.settle()
     core.kill()
     assert retained(core, "#") == ["other"]
-    assert finish(core.control.clear_retained("other")) == 1 and finish(core.control.clear_retained("other")) == 0
+    assert finish(core.control.retained.clear("other")) == 1 and finish(core.control.retained.clear("other")) == 0
 
 
 def test_clearing_waits_while_the_store_is_behind(tmp_path: Path) -> None:
     with Core(tmp_path, max_pending_write_bytes=1000) as core:
         retain(core, [f"s/{number}" for number in range(2 * SLICE)])
-        core.control.set_retained("large", b"x" * 2000)
-        clearing = core.control.clear_retained("#")
+        core.control.messages.set_retained("large", b"x" * 2000)
+        clearing = core.control.retained.clear("#")
         assert next(clearing) > 0.0
         core.settle()
         assert finish(clearing) == 2 * SLICE + 1
@@ -657,17 +656,17 @@ def test_clearing_waits_while_the_store_is_behind(tmp_path: Path) -> None:
 def test_bad_requests_are_one_line(core: Core) -> None:
     control = core.control
     core.connect("a").subscribe("t")
-    cursor = control.open_client_subscriptions("a")
+    cursor = control.subscriptions.open_client("a")
     requests: list[tuple[Any, str]] = [
-        (lambda: finish(control.sessions(limit=0)), "a page has 1 to 1000 entries, not 0"),
-        (lambda: finish(control.subscriptions(cursor, 1001)), "a page has 1 to 1000 entries, not 1001"),
-        (lambda: finish(control.retained(1)), "no cursor 1: "),
-        (lambda: control.open_client_subscriptions("none"), "no session 'none'"),
-        (lambda: control.open_subscribers("a/#/b"), "not a topic filter: 'a/#/b'"),
-        (lambda: control.open_receivers("a/#"), "not a topic name: 'a/#'"),
-        (lambda: control.open_retained(""), "not a topic filter: ''"),
-        (lambda: control.open_retained("$share/g/t"), "a shared subscription has no retained messages"),
-        (lambda: finish(control.clear_retained("$SYS/#")), r"the messages of \$SYS are the broker's"),
+        (lambda: finish(control.sessions.page(limit=0)), "a page has 1 to 1000 entries, not 0"),
+        (lambda: finish(control.subscriptions.page(cursor, 1001)), "a page has 1 to 1000 entries, not 1001"),
+        (lambda: finish(control.retained.page(1)), "no cursor 1: "),
+        (lambda: control.subscriptions.open_client("none"), "no session 'none'"),
+        (lambda: control.subscriptions.open_subscribers("a/#/b"), "not a topic filter: 'a/#/b'"),
+        (lambda: control.subscriptions.open_receivers("a/#"), "not a topic name: 'a/#'"),
+        (lambda: control.retained.open(""), "not a topic filter: ''"),
+        (lambda: control.retained.open("$share/g/t"), "a shared subscription has no retained messages"),
+        (lambda: finish(control.retained.clear("$SYS/#")), r"the messages of \$SYS are the broker's"),
     ]
     for request, reason in requests:
         with pytest.raises(ControlError, match=f"^{reason}"):
@@ -677,17 +676,17 @@ def test_bad_requests_are_one_line(core: Core) -> None:
 def test_cursors_are_bounded_and_end_with_their_last_page(core: Core) -> None:
     retain(core, ["a", "b", "c"])
     control = core.control
-    cursors = [control.open_retained("#") for _ in range(MAX_CURSORS)]
-    second = finish(control.retained(cursors[0], 1)).cursor
-    newest = control.open_retained("#")
+    cursors = [control.retained.open("#") for _ in range(MAX_CURSORS)]
+    second = finish(control.retained.page(cursors[0], 1)).cursor
+    newest = control.retained.open("#")
     with pytest.raises(ControlError, match=f"no cursor {cursors[1]}"):
-        finish(control.retained(cursors[1]))
+        finish(control.retained.page(cursors[1]))
     with pytest.raises(ControlError, match=f"no cursor {cursors[0]}: it was used"):
-        finish(control.retained(cursors[0]))
-    assert len(finish(control.retained(second)).messages) == 2
-    assert finish(control.retained(newest)).cursor == 0
+        finish(control.retained.page(cursors[0]))
+    assert len(finish(control.retained.page(second)).messages) == 2
+    assert finish(control.retained.page(newest)).cursor == 0
     with pytest.raises(ControlError, match=f"no cursor {newest}"):
-        finish(control.retained(newest))
+        finish(control.retained.page(newest))
 
 
 # --- status -------------------------------------------------------------------------------------------------------
@@ -711,4 +710,4 @@ def test_the_status_counts(core: Core) -> None:
 
 def test_every_total_is_a_counter() -> None:
     assert all(isinstance(Counters().total(counter), int) for counter in COUNTERS)
-    assert control_module.SLICE <= 1000
+    assert SLICE <= 1000

@@ -17,8 +17,8 @@ from support.metric_samples import samples
 from support.patience import PATIENCE
 from support.raw_client import RawClient
 
-from mqttbroker.admin.control.control import ControlError, Slices
 from mqttbroker.admin.control.runner import BrokerStopping, ControlRunner
+from mqttbroker.admin.control.slices import ControlError, Slices
 from mqttbroker.admin.control.views import SessionFilter
 
 
@@ -61,11 +61,11 @@ async def test_results_and_errors_reach_other_threads(host: Host) -> None:
 
     def work() -> tuple[Any, ...]:
         ident = runner.call(threading.get_ident).result(10)
-        page = runner.scan(core.control.sessions, SessionFilter(contains="99"), limit=5).result(10)
+        page = runner.scan(core.control.sessions.page, SessionFilter(contains="99"), limit=5).result(10)
         with pytest.raises(ControlError, match="^no session 'none'$"):
-            runner.call(core.control.open_client_subscriptions, "none").result(10)
+            runner.call(core.control.subscriptions.open_client, "none").result(10)
         with pytest.raises(ControlError, match="^a page has"):
-            runner.scan(core.control.sessions, limit=0).result(10)
+            runner.scan(core.control.sessions.page, limit=0).result(10)
         return ident, page
 
     ident, page = await in_thread(work)
@@ -151,7 +151,7 @@ async def test_many_threads_at_once(host: Host) -> None:
     def work(number: int) -> int:
         found, after = 0, ""
         while True:
-            page = host.runner.scan(core.control.sessions, after=after, limit=100 + number).result(30)
+            page = host.runner.scan(core.control.sessions.page, after=after, limit=100 + number).result(30)
             found += len(page.sessions)
             after = page.after
             if not after:

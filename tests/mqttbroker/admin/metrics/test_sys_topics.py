@@ -130,7 +130,7 @@ def core(tmp_path: Path) -> Core:
 
 def test_values_are_the_counters(core: Core) -> None:
     with core:
-        topics = SysTopics(core.control, Metrics(None), 10)
+        topics = SysTopics(core.control.status, core.control.messages, Metrics(None), 10)
         kept = Properties()
         kept.session_expiry_interval = 10
         core.connect("gone", properties=kept).close()
@@ -165,7 +165,7 @@ def test_values_are_the_counters(core: Core) -> None:
 
 def test_values_are_retained_published_when_they_change_and_not_stored(core: Core) -> None:
     with core:
-        topics = SysTopics(core.control, Metrics(None), 10)
+        topics = SysTopics(core.control.status, core.control.messages, Metrics(None), 10)
         topics.publish()
         client = core.connect("c")
         client.subscribe("$SYS/broker/version", "$SYS/broker/clients/connected", options=0)

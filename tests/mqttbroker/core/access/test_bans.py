@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from support.core import Core, believe_user_names
 
-from mqttbroker.admin.control.control import ControlError
+from mqttbroker.admin.control.slices import ControlError
 from mqttbroker.codec.reason_codes import BANNED
 from mqttbroker.config.settings import Bans as BanSettings
 from mqttbroker.config.settings import Settings
@@ -220,14 +220,14 @@ def test_a_banned_client_is_refused_at_connect(tmp_path: Path) -> None:
             assert client.connect("c", username="alice", password=b"x").reason_code == code and client.closed
             assert core.client(version).connect("c", username="bob", password=b"x").reason_code == 0
         control = core.control
-        cursor = control.open_bans()
-        page = control.bans(cursor)
+        cursor = control.bans.open()
+        page = control.bans.page(cursor)
         assert [tuple(ban) for ban in page.bans] == [("10.0.0.1", "alice", "", "failed_logins", "", 1, 10.0)]
         assert page.cursor == 0
         status = control.status()
         assert (status.bans, status.bans_started["failed_logins"]) == (1, 1)
         assert (status.logins_failed, status.logins_banned) == (5, 3)
-        assert control.lift_ban("10.0.0.1", "alice") and not control.lift_ban("10.0.0.1")
+        assert control.bans.lift("10.0.0.1", "alice") and not control.bans.lift("10.0.0.1")
         core.connect("c", username="alice", password=b"x")
 
 
@@ -235,10 +235,10 @@ def test_bans_are_listed_in_pages(tmp_path: Path) -> None:
     with Core(tmp_path) as core:
         for number in range(25):
             fail(core.broker.bans, 5, core.seconds, f"10.0.0.{number}:1")
-        cursor, listed = core.control.open_bans(), []
-        assert core.control.lift_ban("10.0.0.3", "alice")
+        cursor, listed = core.control.bans.open(), []
+        assert core.control.bans.lift("10.0.0.3", "alice")
         while cursor:
-            page = core.control.bans(cursor, 10)
+            page = core.control.bans.page(cursor, 10)
             listed += [ban.address for ban in page.bans]
             cursor = page.cursor
         assert sorted(listed) == sorted(f"10.0.0.{number}" for number in range(25) if number != 3)
@@ -338,13 +338,13 @@ def test_an_operator_bans_and_lifts(tmp_path: Path, ban: dict[str, Any], version
         believe_user_names(core)
         victim, other = core.connect("c", version, username="alice"), core.connect("d", version, username="bob")
         other.connection.peer = "11.0.0.1:1"
-        assert finish(core.control.ban(**ban)) == 1
+        assert finish(core.control.bans.ban(**ban)) == 1
         assert victim.closed and not other.closed
         assert core.client(version).connect("c", username="alice").reason_code == code
-        listed = core.control.bans(core.control.open_bans()).bans
+        listed = core.control.bans.page(core.control.bans.open()).bans
         assert [(ban.cause, ban.reason, ban.seconds_left) for ban in listed] == [("operator", ban.get("reason", ""), ban.get("seconds"))]
         key = {name: value for name, value in ban.items() if name not in ("seconds", "reason")}
-        assert core.control.lift_ban(**key) and not core.control.lift_ban(**key)
+        assert core.control.bans.lift(**key) and not core.control.bans.lift(**key)
         core.connect("c", version, username="alice")
 
 
@@ -357,10 +357,10 @@ def test_an_operator_learns_what_is_wrong(tmp_path: Path) -> None:
             ({"client_id": "c", "seconds": 0.0}, "a ban lasts up to"),
         ):
             with pytest.raises(ControlError, match=reason):
-                finish(core.control.ban(**fields))
-        finish(core.control.ban(client_id="c"))
+                finish(core.control.bans.ban(**fields))
+        finish(core.control.bans.ban(client_id="c"))
         with pytest.raises(ControlError, match="too many bans: bans.max_entries is 1"):
-            finish(core.control.ban(client_id="d"))
+            finish(core.control.bans.ban(client_id="d"))
 
 
 def test_an_operator_bans_exempt_clients_too() -> None:

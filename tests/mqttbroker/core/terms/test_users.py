@@ -61,7 +61,7 @@ def test_connections_of_one_user(start: Callable[..., Core], version: int, refus
     assert code(core, "c", "alice", version) == refused
     assert code(core, "d", "bob", version) == code(core, "e", None, version) == 0
     assert code(core, "a", "alice", version) == 0 and first.closed  # it replaces its older connection
-    assert core.control.disconnect("b")
+    assert core.control.sessions.disconnect("b")
     assert code(core, "c", "alice", version) == 0
     assert core.control.status().limits_reached == {"max_connections_per_user": 1}
     for client in core.clients:
@@ -89,7 +89,7 @@ def test_sessions_of_one_user(start: Callable[..., Core], version: int, refused:
     assert code(core, "a", "alice", version) == 0  # an existing session is resumed
     assert code(core, "d", None, version) == code(core, "e", "bob", version) == 0
     assert code(core, "d", "alice", version) == refused  # the session of an anonymous client would be another one
-    list(core.control.delete_session("b"))
+    list(core.control.sessions.delete("b"))
     assert code(core, "d", "alice", version) == 0 and code(core, "b", "alice", version) == refused
     core.settle()
     core.kill()
