@@ -20,7 +20,7 @@ from sessions.producers import Producer
 from sessions.readers.partition_offsets import PartitionOffsets
 from sessions.row_kinds import KINDS, MARKS, OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, K, R, RowKind, changes_of_kinds
 from sessions.rows import EntryKey, OffsetsRow, ProducerKey, received_key, received_row
-from sessions.write_set import EntryQuery, PageRequest, WriteSet
+from sessions.write_set import BusMessages, EntryQuery, PageRequest, WriteSet
 
 # The changes of a row in a batch.
 _REMOVED: Final = 0
@@ -136,6 +136,7 @@ class _Batch:
         self.retained = self.kinds[RETAINED.number]
         self.deleted_sessions = self.kinds[SESSIONS.number].removed
         self.streams: dict[tuple[str, int], list[Message]] = {}
+        self.bus: BusMessages | None = None  # in a cluster
         self.producers: dict[Producer, list[int]] = {}  # the numbers of their messages in `streams`
         self.offsets: list[PartitionOffsets] = []
         self.offset_rows: list[OffsetsRow] = []  # of `offsets`, when the batch is closed
@@ -332,6 +333,28 @@ class Journal:
         if self._gathering.size:
             self._gathering.empty = False
 
+    def publish_to_shards(self, message: Message) -> None:
+        """Have all other shards of a cluster route a message."""
+        self._bus_of(message).to_all.append(message)
+
+    def publish_to_member(self, group: str, shard: int, message: Message) -> None:
+        """Have a shard give a message to one of its members of the shared subscription with this full name."""
+        members = self._bus_of(message).to_members
+        messages = members.get((group, shard))
+        if messages is None:
+            members[(group, shard)] = [message]
+        else:
+            messages.append(message)
+
+    def _bus_of(self, message: Message) -> BusMessages:
+        """Those of the batch that gathers, which will have one more message."""
+        batch = self._gathering
+        batch.size += message.size + MESSAGE_OVERHEAD
+        batch.empty = False
+        if batch.bus is None:
+            batch.bus = BusMessages()
+        return batch.bus
+
     def append_to_stream(self, stream: str, partition: int, message: Message) -> None:
         batch = self._gathering
         batch.size += message.size + MESSAGE_OVERHEAD
@@ -445,6 +468,7 @@ class Journal:
             if change != _REMOVED:
                 added.append(pair)
         write_set.stream_messages = batch.streams
+        write_set.bus = batch.bus
         for producer in batch.producers:
             write_set.rows[PRODUCERS.number].append(producer.row())
         if batch.offsets:
@@ -615,6 +639,8 @@ class Journal:
         self.counters.commit_failures += 1
         for records in batch.streams.values():
             self.counters.away.store_failed += len(records)
+        if batch.bus is not None:
+            self.counters.away.store_failed += batch.bus.count
         for producer, numbers in batch.producers.items():
             producer.remove(numbers)
         self._retry(batch)

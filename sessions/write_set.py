@@ -7,7 +7,7 @@ through the store's ``done``.
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
+from typing import Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -85,6 +85,32 @@ class EntryQuery:
         """Called on the event loop's thread when ``rows`` are filled."""
 
 
+# Where messages that a write set publishes go: to all other shards, to a member of a shared subscription in one of them, or to a stream.
+TO_ALL: Final = 0
+TO_MEMBER: Final = 1
+TO_STREAM: Final = 2
+TO_OTHERS: Final = 3  # nowhere that this version knows
+
+
+class BusMessages:
+    """Messages for the other shards of a cluster, which read them in the log of this one.
+
+    ``to_all`` are for their sessions and retained messages. ``to_members`` are each for a member of a shared subscription that one
+    shard has, by the full name of the subscription and the shard.
+    """
+
+    def __init__(self) -> None:
+        self.to_all: list[Message] = []
+        self.to_members: dict[tuple[str, int], list[Message]] = {}
+
+    @property
+    def count(self) -> int:
+        count: int = len(self.to_all)
+        for messages in self.to_members.values():
+            count += len(messages)
+        return count
+
+
 class WriteSet:
     """The changes of one transaction. Rows are those of `sessions.rows`.
 
@@ -99,6 +125,8 @@ class WriteSet:
         deleted, then inserted; only a key that is deleted too may be there already
     ``stream_messages``
         records per (stream, partition), in their order
+    ``bus``
+        messages for other shards; in a cluster only
     ``pages``, ``queries``
         read as of this commit, after it
     ``after_failure``
@@ -116,6 +144,7 @@ class WriteSet:
         self.received: list[ReceivedKey] = []
         self.deleted_received: list[ReceivedKey] = []
         self.stream_messages: dict[tuple[str, int], list[Message]] = {}
+        self.bus: BusMessages | None = None
         self.pages: list[PageRequest] = []
         self.queries: list[EntryQuery] = []
         self.after_failure = False
@@ -130,6 +159,18 @@ class WriteSet:
 
     def has_changes(self) -> bool:
         """Whether there is anything to commit; pages and queries alone need no commit."""
+        if self.stream_messages or self.bus is not None or self.has_rows():
+            return True
+        for rows in self.rows:
+            if rows:
+                return True
+        for keys in self.removed_keys:
+            if keys:
+                return True
+        return False
+
+    def has_rows(self) -> bool:
+        """Whether a record of the commit log has anything of it beside records of streams."""
         if (
             self.messages
             or self.entries
@@ -137,15 +178,11 @@ class WriteSet:
             or self.deleted_entries
             or self.received
             or self.deleted_received
-            or self.stream_messages
             or self.after_failure
         ):
             return True
-        for rows in self.rows:
-            if rows:
-                return True
-        for keys in self.removed_keys:
-            if keys:
+        for kind in KINDS:
+            if kind.in_record and (self.rows[kind.number] or self.removed_keys[kind.number]):
                 return True
         return False
 

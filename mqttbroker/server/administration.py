@@ -172,7 +172,9 @@ class Administration:
             loaded.salvage,
             self._parts.unready,
         )
-        page = MetricsPage(self.metrics, self.controls.status, runner, self._security, self._listeners, lambda: self.http.context, self._reloader)
+        page = MetricsPage(
+            self.metrics, self.controls.status, runner, self._security, self._listeners, lambda: self.http.context, self._reloader
+        )
 
         async def readiness() -> list[str]:
             return await asyncio.wrap_future(runner.call(health.unready))

@@ -16,7 +16,7 @@ from chaos.record import Record, Sent
 from mqttbroker.cluster.log.body import published_of
 from mqttbroker.cluster.log.records import CHANGES, CONTINUED, HEADER_BYTES, MORE, TAKEOVER, Header, decode_header
 from mqttbroker.cluster.log.view import VALID, LogView
-from mqttbroker.core.delivery.publisher import BUS
+from sessions.write_set import TO_ALL
 
 LOGGED = "acknowledged messages that are in no log"
 VOID = "acknowledgements for void records, or before their record"
@@ -115,7 +115,7 @@ class ShardRecords:
         try:
             sections = published_of(body).sections
             for section in sections:
-                if section.name == BUS:
+                if section.destination == TO_ALL:
                     for index in range(len(section.topics)):
                         message = section.message(index)
                         self.copies.append((message.topic, message.payload, copy))

@@ -8,9 +8,8 @@ from chaos.record import Record, Sent
 from chaos_cluster.log_proof import LOG_ROWS, LOGGED, ONCE, OWNERS, VOID, LogProof
 from mqttbroker.cluster.log.body import encode_body
 from mqttbroker.cluster.log.records import CHANGES, CONTINUED, MORE, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
-from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
-from sessions.write_set import WriteSet
+from sessions.write_set import BusMessages, WriteSet
 
 CLUSTER = b"clusterA"
 ONE, TWO = b"owner--1", b"owner--2"
@@ -41,7 +40,8 @@ class Log:
 
 def body(*messages: Sent) -> bytes:
     write_set = WriteSet()
-    write_set.stream_messages[BUS, 0] = [Message(one.topic, one.payload, one.qos, one.retain, b"", one.publisher, 0, 0) for one in messages]
+    write_set.bus = BusMessages()
+    write_set.bus.to_all = [Message(one.topic, one.payload, one.qos, one.retain, b"", one.publisher, 0, 0) for one in messages]
     return encode_body(write_set)
 
 

@@ -23,7 +23,6 @@ from mqttbroker.cluster.log.body import encode_body, published_of
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain
 from mqttbroker.core.client.connection import Connection
-from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.link_address import LinkAddress
 from mqttbroker.net.listener_policy import ListenerPolicy
@@ -33,7 +32,7 @@ from mqttbroker.server.assembly import build_broker, listener_terms, restore
 from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from sessions.store.writer import SqliteStore
-from sessions.write_set import Page, WriteSet
+from sessions.write_set import TO_ALL, TO_MEMBER, Page, WriteSet
 from support.partial_port import PartialPort
 from support.patience import PATIENCE
 from support.raw_client import RawClient
@@ -111,14 +110,14 @@ class LinkedCore:
         sections = [
             one
             for one in published_of(body).sections
-            if one.name == BUS or (one.name.startswith("$share/") and one.partition == self.shard)
+            if one.destination == TO_ALL or (one.destination == TO_MEMBER and one.partition == self.shard)
         ]
         self.bus.feed([BusRecord(_mark(log, offset), _mark(log, offset + 1), sections, [], len(body))])
 
     def _submit(self, write_set: WriteSet) -> None:
         self._bodies[id(write_set)] = encode_body(write_set)
         self._marks = list(write_set.saved(MARKS))
-        write_set.stream_messages = {}
+        write_set.stream_messages, write_set.bus = {}, None
         write_set.saved(MARKS).clear()
         self.store.submit(write_set)
 

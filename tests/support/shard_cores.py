@@ -174,10 +174,10 @@ class ShardCore(Core):
         write_set = self.taken or self.take()
         if write_set is not None:
             self.taken = write_set
-            if write_set.has_changes() or write_set.stream_messages or write_set.saved(MARKS):
+            if write_set.has_changes():
                 self.records.append(encode_body(write_set))
             self.marks.update((mark.log, mark) for mark in write_set.saved(MARKS))
-            write_set.stream_messages = {}
+            write_set.stream_messages, write_set.bus = {}, None
             write_set.saved(MARKS).clear()
         return super().commit()
 

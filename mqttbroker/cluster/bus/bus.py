@@ -19,17 +19,16 @@ from mypy_extensions import mypyc_attr
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.client.outgoing import Outgoing
-from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.delivery.turns import LongWork
 from sessions.journal import IN_ANOTHER_LOG
 from sessions.message import Message
 from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
 from sessions.session import Session
+from sessions.write_set import TO_ALL, TO_MEMBER
 
 log = logging.getLogger("mqttbroker.cluster")
 
-SHARED_PREFIX: Final = "$share/"  # of the name of messages for one member of a shared subscription
 MARK_BYTES: Final = 4_194_304  # of a log, after which its mark is stored though nothing of it was
 MESSAGE_WORK: Final = 6  # of one message that has a target, in units of `Router.work`, beside its route and its targets
 PASSED_PER_WORK: Final = 8  # messages that have none
@@ -246,10 +245,10 @@ class Bus(LongWork):
             count: int = len(topics)
             if routed < first + count:
                 index: int = routed - first
-                name: str = section.name
-                if name == BUS:
+                destination: int = section.destination
+                if destination == TO_ALL:
                     index, cost = self._route_section(each, section, index, budget)
-                elif name.startswith(SHARED_PREFIX) and section.partition == self._shard:
+                elif destination == TO_MEMBER and section.partition == self._shard:
                     index, cost = self._share_section(each, section, index, budget)
                 else:
                     index = count
@@ -323,7 +322,6 @@ class Bus(LongWork):
     def _share_section(self, each: _Log, section: Any, start: int, budget: int) -> tuple[int, int]:
         """Hand messages of a section to members of its shared subscription."""
         group: str = section.name
-        group = group[len(SHARED_PREFIX) :]
         messages: Any = section.message
         count: int = len(section.topics)
         index: int = start

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Final
 
-from mqttbroker.cluster.bus.bus import SHARED_PREFIX, BusRecord, first_mark
+from mqttbroker.cluster.bus.bus import BusRecord, first_mark
 from mqttbroker.cluster.kafka.log import KafkaLog
 from mqttbroker.cluster.kafka.reader import RETRY_AFTER, LogReader
 from mqttbroker.cluster.log.body import Section, published_of
 from mqttbroker.cluster.log.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.cluster.log.view import CAUSES, OUT_OF_SEQUENCE, VALID, LogView, ViewState
-from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.system.defects import report_defect
 from sessions.rows import MarkRow
+from sessions.write_set import TO_ALL, TO_MEMBER
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -73,7 +73,7 @@ class FeedBatches:
         return None
 
     def _concerns(self, section: Section) -> bool:
-        return section.name == BUS or (section.name.startswith(SHARED_PREFIX) and section.partition == self._shard)
+        return section.destination == TO_ALL or (section.destination == TO_MEMBER and section.partition == self._shard)
 
     def pass_on(self) -> BusRecord | None:
         """A record without messages for what was read since the last one; None if that is nothing."""

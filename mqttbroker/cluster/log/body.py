@@ -3,19 +3,22 @@
 The body is a msgpack array of three: the changes, as bytes of `sessions.store.commit_log.records` (empty if there are none);
 the marks; the sections of published messages. A section has the topics and the rest of its messages apart, so that a reader
 passes over a message that it does not want at the cost of its topic.
+
+The name of a section says where its messages go: "" = to all shards, ``$share/NAME/FILTER`` = to a member of that shared subscription
+in the shard that is its partition, any other without ``$`` = to a partition of the stream of this name.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from sessions.message import Message
 from sessions.row_kinds import MARKS
 from sessions.rows import MarkRow
-from sessions.store.commit_log.records import decode, encode
-from sessions.write_set import WriteSet
+from sessions.store.commit_log.records import decode, encode_rows
+from sessions.write_set import TO_ALL, TO_MEMBER, TO_OTHERS, TO_STREAM, WriteSet
 
 _Row = tuple[bytes, int, bool, bytes, str, int, int]
 
@@ -42,15 +45,27 @@ class _Published(msgspec.Struct, array_like=True):
     sections: list[_Section]
 
 
+_ALL: Final = ""
+_SHARED_PREFIX: Final = "$share/"
+
+
 class Section:
     """Published messages: ``topics`` are those of all messages, ``retained`` the indexes of those with the RETAIN flag.
 
-    ``name`` and ``partition`` are those of `sessions.journal.Journal.append_to_stream`.
+    ``destination`` is one of `TO_ALL` … `TO_OTHERS`; ``name`` is that of the stream with its ``partition``, or "name/filter" of the
+    shared subscription with the shard of the member.
     """
 
     def __init__(self, found: _Section) -> None:
         self.name = found.name
         self.partition = found.partition
+        if found.name == _ALL:
+            self.destination = TO_ALL
+        elif found.name.startswith(_SHARED_PREFIX):
+            self.destination = TO_MEMBER
+            self.name = found.name[len(_SHARED_PREFIX) :]
+        else:
+            self.destination = TO_OTHERS if found.name.startswith("$") else TO_STREAM
         self.topics = found.topics
         self.retained = found.retained
         self._encoded = found.rows
@@ -82,16 +97,16 @@ _decode_row = msgspec.msgpack.Decoder(_Row).decode
 
 def encode_body(write_set: WriteSet) -> bytes:
     """The body for a write set, of which pages and queries are no part."""
-    streams, marks = write_set.stream_messages, write_set.rows[MARKS.number]
-    write_set.stream_messages, write_set.rows[MARKS.number] = {}, []
-    try:
-        changes = encode(write_set, {}) if write_set.has_changes() else b""
-    finally:
-        write_set.stream_messages, write_set.rows[MARKS.number] = streams, marks
-    return _encode((changes, marks, _sections(streams)))
+    sections: dict[tuple[str, int], list[Message]] = write_set.stream_messages
+    if write_set.bus is not None:
+        sections = {**write_set.bus.to_members, **sections}
+        if write_set.bus.to_all:
+            sections[_ALL, 0] = write_set.bus.to_all
+    changes = encode_rows(write_set) if write_set.has_rows() else b""
+    return _encode((changes, write_set.saved(MARKS), _sections(sections)))
 
 
-def _sections(streams: dict[tuple[str, int], list[Message]]) -> list[tuple[Any, ...]]:
+def _sections(messages_by_place: dict[tuple[str, int], list[Message]]) -> list[tuple[Any, ...]]:
     return [
         (
             name,
@@ -113,7 +128,7 @@ def _sections(streams: dict[tuple[str, int], list[Message]]) -> list[tuple[Any, 
                 ]
             ),
         )
-        for (name, partition), messages in streams.items()
+        for (name, partition), messages in messages_by_place.items()
     ]
 
 

@@ -25,6 +25,7 @@ from mqttbroker.cluster.log.view import OUT_OF_SEQUENCE, VALID, LogView, ViewSta
 from mqttbroker.config.settings import Stream
 from mqttbroker.core.delivery.publisher import partition_key
 from sessions.message import Message
+from sessions.write_set import TO_STREAM
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -258,8 +259,7 @@ def stream_sections(view: LogView, offset: int, record: bytes) -> list[Section]:
     body = view.body(header, record)
     if body is None:
         return []  # other parts of it follow
-    # Names of the bus are empty or begin with $.
-    return [one for one in published_of(body).sections if one.name and not one.name.startswith("$")]
+    return [one for one in published_of(body).sections if one.destination == TO_STREAM]
 
 
 async def last_position(consumer: AIOKafkaConsumer, place: TopicPartition, end: int) -> ViewState | None:

@@ -32,7 +32,6 @@ from sessions.retained import Retained
 from sessions.session import Session
 
 REDISTRIBUTED_AT_ONCE: Final = 200  # queued messages of a session that leaves shared subscriptions
-BUS: Final = ""  # the name of the published messages that all shards of a cluster read, in the place of a stream's
 PASS_ON_WORK: Final = 4  # of one of them
 MEMBERS_PER_WORK: Final = 16  # of a shared subscription, of which one is chosen
 
@@ -90,7 +89,7 @@ class Publisher:
         for sink in streams:
             self._append(sink, message, gate)
         if route.logged and (message.qos or message.retain):
-            self.journal.append_to_stream(BUS, 0, message)
+            self.journal.publish_to_shards(message)
             if gate is not None:
                 self.journal.wait_for_commit(gate)
         if message.retain and not route.to_queue:
@@ -126,7 +125,7 @@ class Publisher:
                 self.cluster.send_shared(shard, group, outgoing)
             return
         # In the log: the other core stores it with the position behind it, so that it is given to one member once.
-        self.journal.append_to_stream(group.full_name, shard, outgoing.message)
+        self.journal.publish_to_member(group.full_name, shard, outgoing.message)
         if gate is not None:
             self.journal.wait_for_commit(gate)
 

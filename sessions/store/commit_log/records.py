@@ -97,6 +97,15 @@ _decode_rows = msgspec.msgpack.Decoder(_Rows).decode
 
 def encode(write_set: WriteSet, ends: dict[Partition, int]) -> bytes:
     """The body of a record; ``ends`` has the offset of the next record of each partition that the write set writes."""
+    return _encode_changes(write_set, write_set.stream_messages, ends)
+
+
+def encode_rows(write_set: WriteSet) -> bytes:
+    """The body of a record without the records of streams."""
+    return _encode_changes(write_set, {}, {})
+
+
+def _encode_changes(write_set: WriteSet, stream_messages: dict[Partition, list[Message]], ends: dict[Partition, int]) -> bytes:
     messages: list[Message] = write_set.messages
     extents: list[tuple[str, int, int, int]] = []
     streams: list[list[int]] = []
@@ -106,7 +115,7 @@ def encode(write_set: WriteSet, ends: dict[Partition, int]) -> bytes:
         if kind.removed_at >= 0:
             rows[kind.removed_at] = write_set.removed_keys[kind.number]
     kept = [kind for kind in _OF_MESSAGES if write_set.rows[kind.number]]
-    if kept or write_set.stream_messages:
+    if kept or stream_messages:
         places = {id(message): place for place, message in enumerate(messages)}
         messages = list(messages)
 
@@ -118,7 +127,7 @@ def encode(write_set: WriteSet, ends: dict[Partition, int]) -> bytes:
 
         for kind in kept:
             rows[kind.saved_at] = [place_of(message) for message in write_set.rows[kind.number]]
-        for (stream, partition), records in write_set.stream_messages.items():
+        for (stream, partition), records in stream_messages.items():
             first = ends[stream, partition]
             extents.append((stream, partition, first, first + len(records)))
             streams.append([place_of(message) for message in records])

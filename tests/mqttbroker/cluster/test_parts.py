@@ -15,11 +15,10 @@ from mqttbroker.cluster.log.body import encode_body
 from mqttbroker.cluster.log.records import CHANGES, CONTINUED, MORE, TAKEOVER, Header, encode_record
 from mqttbroker.cluster.log.view import OLDER_EPOCH, REPEATED, VALID, LogView
 from mqttbroker.cluster.shard.store import Sizes
-from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.row_kinds import RETAINED
 from sessions.rows import MarkRow
-from sessions.write_set import WriteSet
+from sessions.write_set import BusMessages, WriteSet
 
 FIRST, SECOND = owner_id("first"), owner_id("second")
 
@@ -70,7 +69,8 @@ def test_parts_without_the_last_one_have_no_effect() -> None:
 
 def test_a_reader_goes_on_in_front_of_a_body_in_parts() -> None:
     write_set = WriteSet()
-    write_set.stream_messages = {(BUS, 0): [Message("a", b"payload", 1, False, b"", "", 0, 0)]}
+    write_set.bus = BusMessages()
+    write_set.bus.to_all = [Message("a", b"payload", 1, False, b"", "", 0, 0)]
     body = encode_body(write_set)
     mark = MarkRow(1, 0, 0, -1, b"", 0, False)
     headers = takeover(-1, FIRST), changes(0, 1, MORE), changes(0, 2, CONTINUED)

@@ -14,13 +14,12 @@ from mqttbroker.cluster.bus.bus import BusRecord
 from mqttbroker.cluster.log.body import encode_body, published_of
 from mqttbroker.cluster.log.records import CHANGES, HEADER_BYTES, TAKEOVER, Header, encode_record
 from mqttbroker.codec.packets import Connack, Connect, Puback, Publish, Suback, Subscribe, Subscription
-from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.routing.route import LARGE_ROUTE
 from sessions.message import Message
 from sessions.row_kinds import SUBSCRIPTIONS
 from sessions.rows import SubscriptionRow
 from sessions.session import Subscription as SessionSubscription
-from sessions.write_set import WriteSet
+from sessions.write_set import TO_ALL, BusMessages, WriteSet
 
 
 @pytest.fixture
@@ -37,7 +36,8 @@ def core(tmp_path: Path) -> Iterator[ShardCore]:
 def publish(core: ShardCore, *messages: Message) -> None:
     """Append a record to the log of the other shard."""
     write_set = WriteSet()
-    write_set.stream_messages = {(BUS, 0): list(messages)}
+    write_set.bus = BusMessages()
+    write_set.bus.to_all = list(messages)
     records = core.logs.records[1]
     records.append(encode_record(Header(CHANGES, 1, CLUSTER, b"other---", 0, len(records)), encode_body(write_set)))
 
@@ -230,7 +230,7 @@ def test_a_message_that_cannot_be_decoded_stops_the_bus_with_a_reason(core: Shar
     connect(core, "kept", True, "a/#")
 
     class Section:
-        name, partition, topics, retained = BUS, 0, [b"a/1"], []
+        destination, topics, retained = TO_ALL, [b"a/1"], []
 
         def message(self, index: int) -> Message:
             raise ValueError("not a message: broken")

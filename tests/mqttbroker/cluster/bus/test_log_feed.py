@@ -14,10 +14,9 @@ from mqttbroker.cluster.kafka import reader as log_reader
 from mqttbroker.cluster.kafka.log import KafkaLog
 from mqttbroker.cluster.log.body import encode_body
 from mqttbroker.cluster.log.records import CHANGES, NO_EPOCH, RELEASE, TAKEOVER, Header, encode_record
-from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.rows import MarkRow
-from sessions.write_set import WriteSet
+from sessions.write_set import BusMessages, WriteSet
 
 CLUSTER, A, B = b"cluster1", b"owner--a", b"owner--b"
 WAIT_S = 60.0
@@ -29,12 +28,14 @@ def takeover(log: int, owner: bytes, epoch: int) -> bytes:
 
 def published(log: int, owner: bytes, epoch: int, sequence: int, *topics: str, share: int = -1) -> bytes:
     write_set = WriteSet()
-    name, partition = (BUS, 0) if share < 0 else ("$share/g/#", share)
     if topics:
-        write_set.stream_messages = {
-            (name, partition): [Message(topic, b"x" * 100, 1, False, b"", "p", 1, 0) for topic in topics],
-            ("measurements", 3): [Message(topic, b"x", 1, False, b"", "p", 1, 0) for topic in topics],
-        }
+        write_set.stream_messages = {("measurements", 3): [Message(topic, b"x", 1, False, b"", "p", 1, 0) for topic in topics]}
+        messages = [Message(topic, b"x" * 100, 1, False, b"", "p", 1, 0) for topic in topics]
+        write_set.bus = BusMessages()
+        if share < 0:
+            write_set.bus.to_all = messages
+        else:
+            write_set.bus.to_members = {("$share/g/#", share): messages}
     return encode_record(Header(CHANGES, log, CLUSTER, owner, epoch, sequence), encode_body(write_set))
 
 

@@ -23,11 +23,11 @@ from mqttbroker.cluster.log.body import published_of
 from mqttbroker.codec.data_types import encode_varint
 from mqttbroker.codec.packets import Publish
 from mqttbroker.config.settings import Limits
-from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.core.sessions.own_shard import OwnShard
 from mqttbroker.net.link_address import LinkAddress
 from sessions.message import Message
 from sessions.session import NO_LOCAL, RETAIN_AS_PUBLISHED
+from sessions.write_set import TO_ALL, TO_MEMBER
 
 PERSISTENT = properties_of(session_expiry_interval=1000)
 
@@ -432,8 +432,8 @@ def test_a_group_that_nobody_is_in_any_more_gets_nothing(cores: LinkedCores) -> 
         session = core.broker.registry.get("$core/2")
         assert session is not None and not session.subscriptions
     cores.client(0, "p").publish("t", b"x", qos=1)
-    names = [section.name for body in cores.logs[0] for section in published_of(body).sections]
-    assert BUS in names and "$share/g/t" not in names
+    destinations = [section.destination for body in cores.logs[0] for section in published_of(body).sections]
+    assert TO_ALL in destinations and TO_MEMBER not in destinations
 
 
 def test_messages_for_a_group_without_members_are_counted_and_a_hundred_logged_in_a_second(

@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from mqttbroker.cluster.log.body import changes_of, encode_body, published_of
-from mqttbroker.core.delivery.publisher import BUS
 from sessions.message import Message
 from sessions.row_kinds import MARKS, SUBSCRIPTIONS
 from sessions.rows import MarkRow, SubscriptionRow
-from sessions.write_set import WriteSet, message_rows
+from sessions.write_set import TO_ALL, TO_MEMBER, TO_STREAM, BusMessages, WriteSet, message_rows
 
 MARK = MarkRow(3, 12, 1, 4, b"owner--1", 7, False)
 PROPERTIES = b"\x26\x00\x01k\x00\x01v"
@@ -22,20 +21,24 @@ def test_changes_marks_and_published_messages_come_back() -> None:
     whole = WriteSet()
     whole.saved(SUBSCRIPTIONS)[:] = [SubscriptionRow(1, "a/#", 1, 0, 0)]
     whole.saved(MARKS)[:] = [MARK]
-    whole.stream_messages = {(BUS, 0): [first, retained], ("$share/g/a/#", 2): [shared]}
+    whole.stream_messages = {("s", 1): [first]}
+    whole.bus = BusMessages()
+    whole.bus.to_all = [first, retained]
+    whole.bus.to_members = {("$share/g/a/#", 2): [shared]}
     body = encode_body(whole)
-    assert whole.stream_messages and whole.saved(MARKS) == [MARK]
 
     changes, marks = changes_of(body)
     assert changes is not None and changes.saved(SUBSCRIPTIONS) == whole.saved(SUBSCRIPTIONS) and marks == [MARK]
     published = published_of(body)
     assert published.marks == [MARK]
-    assert [(one.name, one.partition, one.topics, one.retained) for one in published.sections] == [
-        (BUS, 0, [b"a/b", "t/ü".encode()], [1]),
-        ("$share/g/a/#", 2, [b"a/b"], []),
+    assert [(one.destination, one.name, one.partition, one.topics, one.retained) for one in published.sections] == [
+        (TO_MEMBER, "g/a/#", 2, [b"a/b"], []),
+        (TO_STREAM, "s", 1, [b"a/b"], []),
+        (TO_ALL, "", 0, [b"a/b", "t/ü".encode()], [1]),
     ]
-    first_of, second_of = published.sections
-    assert message_rows([first_of.message(1), first_of.message(0), second_of.message(0)]) == message_rows([retained, first, shared])
+    member, stream, every = published.sections
+    found = [every.message(1), every.message(0), member.message(0), stream.message(0)]
+    assert message_rows(found) == message_rows([retained, first, shared, first])
 
 
 def test_a_body_without_changes_of_rows_has_none() -> None:

@@ -43,7 +43,7 @@ from mqttbroker.cluster.streams.topic_setup import prepare_stream_topics, topic_
 from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics, _Part, key_of, record_of
 from mqttbroker.config.settings import Stream
 from sessions.message import Message
-from sessions.write_set import WriteSet
+from sessions.write_set import BusMessages, WriteSet
 
 pytestmark = [pytest.mark.one_build]
 
@@ -90,7 +90,10 @@ class LogWriter:
 def body_of(messages: list[Message]) -> bytes:
     """Messages of the stream; even numbers in partition 0."""
     write_set = WriteSet()
-    write_set.stream_messages = {("", 0): messages, ("$share/G/#", 1): messages, ("removed", 0): messages}
+    write_set.stream_messages = {("removed", 0): messages}
+    write_set.bus = BusMessages()
+    write_set.bus.to_all = messages
+    write_set.bus.to_members = {("$share/G/#", 1): messages}
     for partition in (0, 1):
         chosen = [one for number, one in enumerate(messages) if int(one.payload) % 2 == partition]
         if chosen:

@@ -24,7 +24,6 @@ from mqttbroker.cluster.transfer.store_merge import Merged, merge_shards
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.core.delivery.cluster_port import ClusterPort
-from mqttbroker.core.delivery.publisher import BUS
 from mqttbroker.server.assembly import build_broker, restore
 from sessions.message import Message
 from sessions.row_kinds import MARKS, OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, SUBSCRIPTIONS
@@ -33,7 +32,7 @@ from sessions.session import NEVER
 from sessions.store.database import Database
 from sessions.store.interface import Recovered
 from sessions.store.tables import SqliteTables
-from sessions.write_set import PageRequest, WriteSet
+from sessions.write_set import BusMessages, PageRequest, WriteSet
 
 SHARDS = 3
 OWNER = b"importer"
@@ -90,9 +89,13 @@ class Owner:
         header = Header(CHANGES, self.shard, CLUSTER, b"new-node", self.epoch, self.sequence)
         return self.memory.append(self.shard, encode_record(header, encode_body(write_set)))
 
-    def publish(self, messages: Sequence[Message], name: str = BUS, partition: int = 0) -> int:
+    def publish(self, messages: Sequence[Message], group: str = "", shard: int = 0) -> int:
         write_set = WriteSet()
-        write_set.stream_messages = {(name, partition): list(messages)}
+        write_set.bus = BusMessages()
+        if group:
+            write_set.bus.to_members = {(group, shard): list(messages)}
+        else:
+            write_set.bus.to_all = list(messages)
         return self.commit(write_set)
 
 

@@ -27,7 +27,7 @@ from mqttbroker.config.settings import Cluster, Stream
 from sessions.message import Message
 from sessions.store.database import Database
 from sessions.store.salvage import set_stream_ends
-from sessions.write_set import WriteSet
+from sessions.write_set import BusMessages, WriteSet
 
 pytestmark = [pytest.mark.one_build, pytest.mark.slow("starts three Kafka brokers")]
 
@@ -156,7 +156,9 @@ def test_streams_go_there_and_back(kafka: KafkaCluster, tmp_path: Path) -> None:
         await log.start()
         try:
             write_set = WriteSet()
-            write_set.stream_messages = {("lab", 1): late[:3], ("lab", 2): late[3:], ("", 0): late}
+            write_set.stream_messages = {("lab", 1): late[:3], ("lab", 2): late[3:]}
+            write_set.bus = BusMessages()
+            write_set.bus.to_all = late
             header = Header(TAKEOVER, 1, CLUSTER, OWNER, NO_EPOCH, 0)
             assert (await log.append(1, encode_record(header, encode_takeover(Takeover("n", "", ""))))).offset == 0
             assert (await log.append(1, encode_record(Header(CHANGES, 1, CLUSTER, OWNER, 0, 1), encode_body(write_set)))).offset == 1
