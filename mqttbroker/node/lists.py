@@ -10,22 +10,8 @@ from urllib.parse import quote
 
 from mqttbroker.admin.control.slices import MAX_PAGE, ControlError, Cursors
 from mqttbroker.admin.http.access import Right
-from mqttbroker.admin.http.api import (
-    BAN,
-    BAN_KEY,
-    CLIENT,
-    CLIENT_DETAIL,
-    CLIENT_FILTERS,
-    CLIENT_ID,
-    EXACT_FILTER,
-    NEW_BAN,
-    OF_PROTOCOL,
-    SUBSCRIPTION,
-    TOPIC,
-    ban_key,
-    check_new_ban,
-    http_ban_page,
-)
+from mqttbroker.admin.http.bans import BAN, BAN_KEY, NEW_BAN, OF_PROTOCOL, ban_key, check_new_ban, http_ban_page
+from mqttbroker.admin.http.clients import CLIENT, CLIENT_DETAIL, CLIENT_FILTERS, CLIENT_ID, EXACT_FILTER, SUBSCRIPTION, TOPIC
 from mqttbroker.admin.http.operations import CURSOR, LIMIT, Call, page, route
 from mqttbroker.admin.http.parameters import Field, decode_cursor, encode_cursor
 from mqttbroker.admin.http.request_error import RequestError

@@ -1,4 +1,4 @@
-"""The administration API below /api/v1: clients, subscriptions, retained messages, bans, streams, the broker itself.
+"""The administration API below /api/v1: the broker itself, consumers of streams, and the families of other modules.
 
 Parameters, bodies and answers are described where the operations are, and `openapi` makes its document of them. Errors
 are problem details (RFC 9457), whose ``field`` names the parameter or key that is wrong.
@@ -14,46 +14,27 @@ from typing import Any, NamedTuple, TypeVar
 
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker import __version__
-from mqttbroker.admin.control.bans import MAX_BAN
 from mqttbroker.admin.control.control import Controls
-from mqttbroker.admin.control.runner import BrokerStopping, ControlRunner
-from mqttbroker.admin.control.sessions import SORTS
-from mqttbroker.admin.control.slices import ControlError
-from mqttbroker.admin.control.views import BanView, BrokerStatus, SessionDetail, SessionFilter, SessionSummary, SubscriptionView
+from mqttbroker.admin.control.runner import ControlRunner
+from mqttbroker.admin.control.views import BrokerStatus
 from mqttbroker.admin.data.backup import BackupError, NotEmpty
 from mqttbroker.admin.http.access import Right
+from mqttbroker.admin.http.bans import BanRoutes
+from mqttbroker.admin.http.clients import ClientRoutes
 from mqttbroker.admin.http.consumers import CONSUMERS, describe
-from mqttbroker.admin.http.message_json import (
-    LEVEL,
-    MESSAGE,
-    level_json,
-    message_fields,
-    message_json,
-    payload_of,
-    properties_of,
-)
-from mqttbroker.admin.http.operations import CURSOR, LIMIT, Call, page, page_of, route
+from mqttbroker.admin.http.messages import MessageRoutes
+from mqttbroker.admin.http.operations import Call, route
 from mqttbroker.admin.http.parameters import (
-    MAX_NAME,
-    MAX_TEXT,
     Field,
-    Filter,
-    LongCursors,
-    Network,
     Seconds,
-    Topic,
     Word,
-    decode_cursor,
-    encode_cursor,
 )
 from mqttbroker.admin.http.request_error import RequestError
 from mqttbroker.admin.http.routes import Answer, Route
 from mqttbroker.admin.http.schemas import (
-    BOOLEAN,
     INTEGER,
     NUMBER,
     TEXT,
-    Schema,
     array,
     described,
     nullable,
@@ -61,71 +42,15 @@ from mqttbroker.admin.http.schemas import (
 )
 from mqttbroker.admin.http.streams import StreamAccess
 from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
-from mqttbroker.config.setting_kinds import Boolean, Choice
+from mqttbroker.config.setting_kinds import Choice
 from mqttbroker.config.settings import LOG_LEVELS
 from mqttbroker.core.access.bans import Bans
 from mqttbroker.logs.levels import ALL, AREAS, LevelView, LogLevels
 
 T = TypeVar("T")
 
-VERSIONS = {3: "3.1", 4: "3.1.1", 5: "5.0"}
-NEVER = 0xFFFFFFFF  # seconds of a Session Expiry Interval that is no limit
 MAX_LEVEL_SECONDS = 86_400
 
-_SESSION: dict[str, Schema] = {
-    "client_id": TEXT,
-    "username": described(nullable(TEXT), "null = anonymous"),
-    "protocol": described(TEXT, "3.1, 3.1.1 or 5.0"),
-    "persistent": described(BOOLEAN, "the session outlives its connection"),
-    "connected": BOOLEAN,
-    "address": described(nullable(TEXT), "null unless connected"),
-    "listener": described(nullable(TEXT), "null unless connected"),
-    "connected_at": described(nullable(NUMBER), "Unix seconds; null unless connected"),
-    "disconnected_at": described(nullable(NUMBER), "Unix seconds; null while connected"),
-    "subscriptions": INTEGER,
-    "queued_messages": described(INTEGER, "QoS 1 and 2 messages that are not acknowledged"),
-    "queued_bytes": INTEGER,
-    "in_flight": INTEGER,
-    "expiry_interval": described(nullable(INTEGER), "seconds; null = never"),
-}
-CLIENT = record("Client", **_SESSION)
-CLIENT_DETAIL = record(
-    "ClientDetail",
-    **_SESSION,
-    keep_alive=described(nullable(NUMBER), "seconds; null = off"),
-    max_in_flight=INTEGER,
-    queued_memory_bytes=INTEGER,
-    incoming_qos2=described(INTEGER, "QoS 2 publications received and not yet released"),
-    retained_pending=described(INTEGER, "subscriptions whose retained messages are still to be sent"),
-    has_will=BOOLEAN,
-    congested=described(BOOLEAN, "the client's socket takes no more"),
-    worker=described(INTEGER, "number of the connection worker that has the socket; 0 = none"),
-    bytes_received=described(INTEGER, "in this connection, as MQTT packets: without TLS and WebSocket"),
-    bytes_sent=described(INTEGER, "likewise"),
-    messages_received=described(INTEGER, "PUBLISH packets received in this connection"),
-    messages_sent=described(INTEGER, "PUBLISH packets sent in this connection, or waiting for its socket"),
-)
-SUBSCRIPTION = record(
-    "Subscription",
-    client_id=TEXT,
-    topic_filter=described(TEXT, "with $share/NAME/ if it is shared"),
-    qos=INTEGER,
-    no_local=BOOLEAN,
-    retain_as_published=BOOLEAN,
-    identifier=described(nullable(INTEGER), "the Subscription Identifier"),
-    connected=BOOLEAN,
-)
-BAN = record(
-    "Ban",
-    protocol=described(TEXT, "mqtt or http"),
-    address=described(TEXT, 'an address or network; "" = any'),
-    username=described(TEXT, '"" = any; a digest of a long one'),
-    client_id=described(TEXT, '"" = any; a digest of a long one'),
-    cause=described(TEXT, "operator, failed_logins, protocol_errors or reconnects"),
-    reason=TEXT,
-    bans=described(INTEGER, "of these clients for this cause so far"),
-    seconds_left=described(nullable(NUMBER), "null = until it is lifted"),
-)
 ACCESS = record("Access", name=TEXT, role=TEXT, rights=array(described(TEXT, "status, list, content, operate, administer")))
 LISTENER = record(
     "Listener", type=TEXT, address=TEXT, ports=array(INTEGER), clients=described(INTEGER, "open connections that sent CONNECT")
@@ -146,34 +71,6 @@ LOG_LEVEL = record(
 )
 
 BACKUP_NAME = Word(1, 100, r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", "a name of A-Z a-z 0-9 _ . -")
-PREFIX = Field("prefix", Word(), "client ids that begin with this", "")
-CLIENT_ID = Field("client_id", Word(1), "a client id, percent-encoded")
-ORDER = Field("order", Choice("asc", "desc"), "ascending or descending", "asc")
-CLIENT_FILTERS = [
-    PREFIX,
-    Field("contains", Word(), "client ids that contain this", ""),
-    Field("username", Word(), "of this user", None),
-    Field("connected", Boolean(), "connected ones, or others", None),
-    Field("listener", Word(), "connected to this listener", None),
-    Field("address", Network(), "connected from this address or network", ""),
-    Field("sort", Choice("client_id", *SORTS), "the order; with very many sessions, others than client_id are those "
-          "of up to five minutes ago", "client_id"),
-    ORDER,
-]  # fmt: skip
-EXACT_FILTER = Field("filter", Filter(True), "a topic filter, with $share/NAME/ or not")
-TOPIC = Field("topic", Topic(), "a topic name")
-OF_PROTOCOL = Field("protocol", Choice("mqtt", "http"), "of MQTT clients or of HTTP senders", "mqtt")
-_BANNED_ADDRESS = Field("address", Network(), "an address or network; absent = any", "")
-NEW_BAN = [
-    _BANNED_ADDRESS,
-    *(Field(name, Word(1, MAX_NAME), "absent = any", "") for name in ("username", "client_id")),
-    Field("seconds", Seconds(MAX_BAN), "absent = until it is lifted", None),
-    Field("reason", Word(), "for lists and the log", ""),
-]
-BAN_KEY = [
-    _BANNED_ADDRESS,
-    *(Field(name, Word(1), "absent = any; of a long one its digest, as in the list", "") for name in ("username", "client_id")),
-]
 STREAM_NAME = Field("name", Word(1), "the name of a stream")
 
 
@@ -204,7 +101,7 @@ class Operations(NamedTuple):
 
 
 class Api:
-    """The operations. ``http_bans`` are those of the HTTP server, on whose thread all methods run."""
+    """The operations of this module, and those on messages, clients and bans. ``http_bans`` are those of the HTTP server, on whose thread all methods run."""
 
     def __init__(
         self,
@@ -215,20 +112,23 @@ class Api:
         http_bans: Bans,
     ) -> None:
         self._operations = operations
-        self._controls = operations.controls
+        controls, runner = operations.controls, operations.runner
+        self._status_of = controls.status
+        self._families = [
+            *MessageRoutes(controls.messages, controls.retained, runner).routes(),
+            *ClientRoutes(controls.sessions, controls.subscriptions, runner).routes(),
+            *BanRoutes(controls.bans, runner, http_bans).routes(),
+        ]
         self._logs = logs
         self._consumers = consumers
         self._stream_access = stream_access
-        self._http_bans = http_bans
         self._backing_up = False
-        self._cursors = LongCursors()
 
     # --- the table ------------------------------------------------------------------------------------------------
 
     def routes(self) -> list[Route]:
         """All operations."""
-        status, lists, content = Right.STATUS, Right.LIST, Right.CONTENT
-        operate, administer = Right.OPERATE, Right.ADMINISTER
+        status, lists, administer = Right.STATUS, Right.LIST, Right.ADMINISTER
         done = Answer("done")
         return [
             route("GET", "/access", self._sender, Right.NONE, "The sender of this request, and its rights", ACCESS,
@@ -252,59 +152,7 @@ class Api:
                         "Back up now, to a directory below http.backup_dir", record(summary=TEXT),
                         body=[Field("name", BACKUP_NAME, "the name of the directory")], action="backup", tag="broker",
                         errors=(409, 500)),
-            route("POST", "/publish", self._publish, operate, "Publish a message in the name of the broker",
-                        record(recipients=described(INTEGER, "subscriptions and streams that got it")),
-                        body=message_fields(Field("topic", Topic(MAX_TEXT), "a topic name"),
-                                            Field("retain", Boolean(), "retain the message", False)),
-                        action="publish", tag="messages", errors=(409,)),
-
-            route("GET", "/clients", self._clients, lists, "Clients and their sessions", page(CLIENT),
-                        [*CLIENT_FILTERS, LIMIT, CURSOR],
-                        tag="clients", errors=(404,)),
-            route("GET", "/clients/{client_id}", self._client, lists, "One client and its session", CLIENT_DETAIL,
-                        [CLIENT_ID], tag="clients", errors=(404,)),
-            route("GET", "/clients/{client_id}/subscriptions", self._client_subscriptions, lists,
-                        "Subscriptions of a client", page(SUBSCRIPTION), [CLIENT_ID, LIMIT, CURSOR], tag="clients",
-                        errors=(404,)),
-            route("POST", "/clients/{client_id}/disconnect", self._disconnect, operate,
-                        "Disconnect a client (reason code 0x98); its session stays", None, [CLIENT_ID], done=done,
-                        action="disconnect_client", tag="clients", errors=(404,)),
-            route("DELETE", "/clients/{client_id}", self._delete_session, operate,
-                        "Disconnect a client and delete its session; its will is published", None, [CLIENT_ID],
-                        done=done, action="delete_session", tag="clients", errors=(404,)),
-
-            route("GET", "/subscriptions", self._subscriptions, lists, "Subscriptions to exactly a filter",
-                        page(SUBSCRIPTION), [EXACT_FILTER, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
-            route("GET", "/receivers", self._receivers, lists, "Subscriptions that get the messages of a topic",
-                        page(SUBSCRIPTION), [TOPIC, LIMIT, CURSOR], tag="subscriptions", errors=(404,)),
-
-            route("GET", "/retained", self._retained, content, "Retained messages that match a filter",
-                        page(MESSAGE), [Field("filter", Filter(), "a topic filter", "#"), LIMIT, CURSOR],
-                        tag="messages", errors=(404,)),
-            route("DELETE", "/retained", self._clear_retained, operate,
-                        "Delete the retained messages that match a filter", record(deleted=INTEGER),
-                        [Field("filter", Filter(), "a topic filter")], action="delete_retained", tag="messages",
-                        errors=(409,)),
-            route("GET", "/retained/levels", self._levels, content, "One level of the tree of retained topics",
-                        page(LEVEL), [Field("parent", Word(), "the levels before; absent = none", None), LIMIT, CURSOR],
-                        tag="messages", errors=(404,)),
-            route("GET", "/retained/message", self._retained_message, content, "The retained message of a topic",
-                        MESSAGE, [TOPIC], tag="messages", errors=(404,)),
-            route("PUT", "/retained/message", self._set_retained, operate,
-                        "Publish a retained message in the name of the broker", record(recipients=INTEGER), [TOPIC],
-                        body=message_fields(low=1), action="set_retained", tag="messages", errors=(409,)),
-            route("DELETE", "/retained/message", self._delete_retained, operate,
-                        "Delete the retained message of a topic", None, [TOPIC], done=done,
-                        action="delete_retained", tag="messages", errors=(404, 409)),
-
-            route("GET", "/bans", self._bans, lists, "Bans in force", page(BAN), [OF_PROTOCOL, LIMIT, CURSOR],
-                        tag="bans", errors=(404,)),
-            route("POST", "/bans", self._ban, operate,
-                        "Ban clients of MQTT; those that are connected are disconnected", record(disconnected=INTEGER),
-                        body=NEW_BAN,
-                        action="ban", tag="bans"),
-            route("DELETE", "/bans", self._lift_ban, operate, "Lift the bans of exactly these clients or senders",
-                        None, [OF_PROTOCOL, *BAN_KEY], done=done, action="lift_ban", tag="bans", errors=(404,)),
+            *self._families,
 
             route("GET", "/streams/{name}/consumers", self._stream_consumers, Right.NONE,
                         "Consumers of a stream and their lag", record(items=array(CONSUMERS)), [STREAM_NAME],
@@ -326,7 +174,7 @@ class Api:
         return {"name": sender.name, "role": sender.role, "rights": rights}
 
     async def _status(self, call: Call) -> Any:
-        status = await self._call(self._operations.runner.call(self._controls.status))
+        status = await self._call(self._operations.runner.call(self._status_of))
         return {"version": __version__, "store_salvaged": self._operations.salvaged() or None, **status_json(status)}
 
     async def _listeners(self, call: Call) -> Any:
@@ -361,166 +209,6 @@ class Api:
         finally:
             self._backing_up = False
 
-    # --- clients ----------------------------------------------------------------------------------------------------
-
-    async def _clients(self, call: Call) -> Any:
-        where = SessionFilter(call["prefix"], call["contains"], call["connected"], call["username"], call["listener"], call["address"])
-        descending = call["order"] == "desc"
-        if call["sort"] == "client_id":
-            cursor = self._cursors.decode(call["cursor"], str)
-            found = await self._call(self._operations.runner.scan(
-                self._controls.sessions.page, where, "" if cursor is None else cursor[0], call["limit"], descending
-            ))  # fmt: skip
-            return page_of(map(client_json, found.sessions), self._cursors.encode(found.after) if found.after else None)
-        parts = self._cursors.decode(call["cursor"], (int, float), str)
-        after = None if parts is None else (parts[0], parts[1])
-        ordered = await self._call(self._operations.runner.scan(
-            self._controls.sessions.sorted_page, call["sort"], descending, where, after, call["limit"]
-        ))  # fmt: skip
-        following = self._cursors.encode(*ordered.after) if ordered.after else None
-        return page_of(map(client_json, ordered.sessions), following)
-
-    async def _client(self, call: Call) -> Any:
-        detail = await self._call(self._operations.runner.call(self._controls.sessions.detail, call["client_id"]))
-        if detail is None:
-            raise RequestError(404, f"no session {call['client_id']!r}", "client_id")
-        return client_detail_json(detail)
-
-    async def _disconnect(self, call: Call) -> None:
-        if not await self._call(self._operations.runner.call(self._controls.sessions.disconnect, call["client_id"])):
-            raise RequestError(404, f"no connected client {call['client_id']!r}", "client_id")
-
-    async def _delete_session(self, call: Call) -> None:
-        if not await self._call(self._operations.runner.scan(self._controls.sessions.delete, call["client_id"])):
-            raise RequestError(404, f"no session {call['client_id']!r}", "client_id")
-
-    async def _client_subscriptions(self, call: Call) -> Any:
-        client_id = call["client_id"]
-        if await self._call(self._operations.runner.call(self._controls.sessions.detail, client_id)) is None:
-            raise RequestError(404, f"no session {client_id!r}", "client_id")
-        return await self._subscription_page(call, self._controls.subscriptions.open_client, client_id)
-
-    async def _subscriptions(self, call: Call) -> Any:
-        return await self._subscription_page(call, self._controls.subscriptions.open_subscribers, call["filter"])
-
-    async def _receivers(self, call: Call) -> Any:
-        return await self._subscription_page(call, self._controls.subscriptions.open_receivers, call["topic"])
-
-    async def _subscription_page(self, call: Call, begin: Callable[[str], int], of: str) -> Any:
-        cursor = await self._cursor(call, begin, of)
-        found = await self._next(self._operations.runner.scan(self._controls.subscriptions.page, cursor, call["limit"]))
-        return page_of(map(subscription_json, found.subscriptions), encode_cursor(found.cursor) if found.cursor else None)
-
-    async def _cursor(self, call: Call, begin: Callable[..., int], *of: str | None) -> int:
-        """The cursor of the request, or a new one."""
-        parts = decode_cursor(call["cursor"], int)
-        if parts is not None:
-            return int(parts[0])
-        return await self._call(self._operations.runner.call(begin, *of))
-
-    async def _next(self, future: Future[T]) -> T:
-        """The page of a cursor; RequestError, 404, if it is past its end."""
-        try:
-            return await self._call(future)
-        except BrokerStopping:
-            raise
-        except ControlError as error:
-            raise RequestError(404, str(error), "cursor") from None
-
-    # --- messages ---------------------------------------------------------------------------------------------------
-
-    async def _retained(self, call: Call) -> Any:
-        cursor = await self._cursor(call, self._controls.retained.open, call["filter"])
-        found = await self._next(self._operations.runner.scan(self._controls.retained.page, cursor, call["limit"]))
-        readable = (message for message in found.messages if call.principal.may_read(message.topic))
-        return page_of(map(message_json, readable), encode_cursor(found.cursor) if found.cursor else None)
-
-    async def _levels(self, call: Call) -> Any:
-        principal = call.principal
-        cursor = await self._cursor(call, self._controls.retained.open_levels, call["parent"])
-        readable = None if principal.rules is None else principal.may_read
-        found = await self._next(self._operations.runner.scan(self._controls.retained.levels, cursor, call["limit"], readable))
-        return page_of(map(level_json, found.levels), encode_cursor(found.cursor) if found.cursor else None)
-
-    async def _retained_message(self, call: Call) -> Any:
-        topic = call["topic"]
-        if not call.principal.may_read(topic):
-            raise RequestError(403, f"{call.principal.name} may not read topic {topic!r}", "topic")
-        message = await self._call(self._operations.runner.call(self._controls.retained.message, topic))
-        if message is None:
-            raise RequestError(404, f"no retained message of topic {topic!r}", "topic")
-        return message_json(message)
-
-    async def _clear_retained(self, call: Call) -> Any:
-        return {"deleted": await self._clear(call["filter"], call.principal.may_publish)}
-
-    async def _clear(self, topic_filter: str, may_clear: Callable[[str], bool]) -> int:
-        """Delete retained messages; RequestError, 409, if they are the broker's."""
-        try:
-            return await self._call(self._operations.runner.scan(self._controls.retained.clear, topic_filter, may_clear))
-        except BrokerStopping:
-            raise
-        except ControlError as error:
-            raise RequestError(409, str(error)) from None
-
-    async def _delete_retained(self, call: Call) -> None:
-        topic = call["topic"]
-        self._check_publish(call, topic)
-        if not await self._clear(topic, call.principal.may_publish):
-            raise RequestError(404, f"no retained message of topic {topic!r}", "topic")
-
-    async def _set_retained(self, call: Call) -> Any:
-        if not _payload(call):
-            raise RequestError(400, "payload: is required, or payload_base64", "payload")
-        return await self._publish(call, True)
-
-    async def _publish(self, call: Call, retain: bool | None = None) -> Any:
-        self._check_publish(call, call["topic"])
-        try:
-            recipients = await self._call(self._operations.runner.scan(
-                self._controls.messages.publish, call["topic"], _payload(call), call["qos"],
-                call["retain"] if retain is None else retain, properties_of(call.values),
-                call["message_expiry_interval"],
-            ))  # fmt: skip
-        except BrokerStopping:
-            raise
-        except ControlError as error:
-            raise RequestError(409, str(error)) from None
-        return {"recipients": recipients}
-
-    @staticmethod
-    def _check_publish(call: Call, topic: str) -> None:
-        if not call.principal.may_publish(topic):
-            raise RequestError(403, f"{call.principal.name} may not publish to topic {topic!r}", "topic")
-
-    # --- bans -------------------------------------------------------------------------------------------------------
-
-    async def _bans(self, call: Call) -> Any:
-        if call["protocol"] == "http":
-            return http_ban_page(self._http_bans, call)
-        parts = decode_cursor(call["cursor"], int)
-        runner, control = self._operations.runner, self._controls.bans
-        cursor = int(parts[0]) if parts is not None else await self._call(runner.call(control.open))
-        listed = await self._next(runner.call(control.page, cursor, call["limit"]))
-        items = (ban_json(ban, "mqtt") for ban in listed.bans)
-        return page_of(items, encode_cursor(listed.cursor) if listed.cursor else None)
-
-    async def _ban(self, call: Call) -> Any:
-        check_new_ban(call)
-        disconnected = await self._call(self._operations.runner.scan(
-            self._controls.bans.ban, call["address"], call["username"], call["client_id"], call["seconds"], call["reason"]
-        ))  # fmt: skip
-        return {"disconnected": disconnected}
-
-    async def _lift_ban(self, call: Call) -> None:
-        key = ban_key(call)
-        if call["protocol"] == "http":
-            lifted = self._http_bans.lift(*key)
-        else:
-            lifted = await self._call(self._operations.runner.call(self._controls.bans.lift, *key))
-        if not lifted:
-            raise RequestError(404, "there is no such ban")
-
     # --- streams ----------------------------------------------------------------------------------------------------
 
     async def _stream_consumers(self, call: Call) -> Any:
@@ -546,13 +234,6 @@ class Api:
             raise RequestError(404, f"stream {name!r} has no consumer {call['consumer']!r}", "consumer")
 
 
-def _payload(call: Call) -> bytes:
-    try:
-        return payload_of(call.values)
-    except ValueError as error:
-        raise RequestError(400, f"payload_base64: {error}", "payload_base64") from None
-
-
 def log_level_json(views: Sequence[LevelView]) -> dict[str, Any]:
     """Levels as `LOG_LEVEL` describes them."""
     general, *areas = views
@@ -562,71 +243,6 @@ def log_level_json(views: Sequence[LevelView]) -> dict[str, Any]:
         "configured": general.configured,
         "areas": [view._asdict() for view in areas],
     }
-
-
-def client_json(session: SessionSummary) -> dict[str, Any]:
-    """A session as `CLIENT` describes it."""
-    return {
-        "client_id": session.client_id,
-        "username": session.username,
-        "protocol": VERSIONS.get(session.protocol_version, str(session.protocol_version)),
-        "persistent": session.persistent,
-        "connected": session.connected,
-        "address": session.address or None,
-        "listener": session.listener or None,
-        "connected_at": session.connected_at if session.connected else None,
-        "disconnected_at": None if session.connected else session.disconnected_at,
-        "subscriptions": session.subscriptions,
-        "queued_messages": session.queued_messages,
-        "queued_bytes": session.queued_bytes,
-        "in_flight": session.in_flight,
-        "expiry_interval": None if session.expiry_interval == NEVER else session.expiry_interval,
-    }
-
-
-def client_detail_json(detail: SessionDetail) -> dict[str, Any]:
-    """A session as `CLIENT_DETAIL` describes it."""
-    values = detail._asdict()
-    del values["summary"]
-    values["keep_alive"] = detail.keep_alive or None
-    return {**client_json(detail.summary), **values}
-
-
-def subscription_json(subscription: SubscriptionView) -> dict[str, Any]:
-    """A subscription as `SUBSCRIPTION` describes it."""
-    return {**subscription._asdict(), "identifier": subscription.identifier or None}
-
-
-def check_new_ban(call: Call) -> None:
-    """Raise RequestError, 400, for a ban of all clients."""
-    if not (call["address"] or call["username"] or call["client_id"]):
-        raise RequestError(400, "address: a ban needs an address, a username or a client_id", "address")
-
-
-def ban_key(call: Call) -> tuple[str, str, str]:
-    """The clients or senders of `BAN_KEY`. Raises RequestError, 404, for all of them."""
-    key = call["address"], call["username"], call["client_id"]
-    if not any(key):
-        raise RequestError(404, "a ban has an address, a username or a client_id")
-    return key
-
-
-def http_ban_page(bans: Bans, call: Call) -> Any:
-    """A page of the bans of HTTP senders, in the order of their addresses."""
-    after = decode_cursor(call["cursor"], str, str, str, str)
-    now = time.monotonic()
-    places = {(*ban.key, ban.cause): ban for ban in bans.banned(now)}
-    left = sorted(place for place in places if after is None or place > tuple(after))
-    shown = left[: call["limit"]]
-    found = (places[place] for place in shown)
-    views = (BanView(*ban.key, ban.cause, ban.reason, ban.number, ban.until - now) for ban in found)
-    following = encode_cursor(*shown[-1]) if len(shown) < len(left) else None
-    return page_of((ban_json(view, "http") for view in views), following)
-
-
-def ban_json(ban: BanView, protocol: str) -> dict[str, Any]:
-    """A ban as `BAN` describes it."""
-    return {"protocol": protocol, **ban._asdict()}
 
 
 def status_json(status: BrokerStatus) -> dict[str, Any]:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from mqttbroker.admin.http.access import VIEW, Principal, Right
-from mqttbroker.admin.http.api import BAN_KEY, CLIENT_FILTERS, EXACT_FILTER, NEW_BAN, OF_PROTOCOL
+from mqttbroker.admin.http.bans import BAN_KEY, NEW_BAN, OF_PROTOCOL
+from mqttbroker.admin.http.clients import CLIENT_FILTERS, EXACT_FILTER
 from mqttbroker.admin.http.operations import CURSOR, LIMIT, Call
 from mqttbroker.admin.http.parameters import Field
 from mqttbroker.admin.http.request_error import RequestError
