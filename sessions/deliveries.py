@@ -1,7 +1,7 @@
 """The deliveries of one session: its messages at QoS 1 and 2 on their way to the client.
 
 They leave in the order in which they were offered, each under one packet id from its first PUBLISH to its last
-acknowledgement. Those of a persistent session (``session_id`` is not 0) are recorded in the journal. While the client is
+acknowledgement. Deliveries of a persistent session (``session_id`` is not 0) are recorded in the journal. While the client is
 disconnected none is in memory; `Deliveries.redeliver` continues after the first page was loaded.
 """
 

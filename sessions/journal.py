@@ -347,7 +347,7 @@ class Journal:
             messages.append(message)
 
     def _bus_of(self, message: Message) -> BusMessages:
-        """Those of the batch that gathers, which will have one more message."""
+        """The messages to the bus in the batch that gathers, which will have one more."""
         batch = self._gathering
         batch.size += message.size + MESSAGE_OVERHEAD
         batch.empty = False

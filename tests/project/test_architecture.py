@@ -137,7 +137,8 @@ ROOMS = {
         "streams": "kafka log",
         "transfer": "shards kafka log retained shard bus streams",
         "nodes": "formats kafka shard",
-        "shard_parts": "formats shards kafka log links retained shard bus streams nodes",
+        "other_shards": "links retained bus",
+        "shard_parts": "formats shards kafka log links retained shard bus streams nodes other_shards",
     },
     "admin": {
         "data": "",
