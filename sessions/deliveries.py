@@ -254,7 +254,7 @@ class Deliveries(DeliveryOwner):
         if queue.entries or queue.stored_seq != 0:
             self.send_queued()
         elif self.room_user is not None:
-            self.room_user.has_room()
+            self.room_user.resume()
         return ACCEPTED
 
     def refuse(self, packet_id: i64, reason_code: int) -> int:
@@ -327,7 +327,7 @@ class Deliveries(DeliveryOwner):
         if queue.entries or queue.stored_seq != 0:
             self.send_queued()
         elif self.room_user is not None:
-            self.room_user.has_room()
+            self.room_user.resume()
         return ACCEPTED
 
     def _finish(self, packet_id: i64, message: InFlight) -> None:
@@ -431,7 +431,7 @@ class Deliveries(DeliveryOwner):
             self._release_publishers(backpressure)
         self._request_page_if_low()
         if self.room_user is not None:
-            self.room_user.has_room()
+            self.room_user.resume()
 
     def _start(self, entry: Delivery) -> None:
         """Give an entry its packet id and its first phase. The journal has an entry of a persistent session already."""

@@ -12,5 +12,5 @@ class RoomUser:
     """Sends a session's client messages that are not in the session's queue, as far as there is room."""
 
     @abstractmethod
-    def has_room(self) -> None:
+    def resume(self) -> None:
         """The in-flight window, the queue or the outbox has more room than before."""

@@ -254,7 +254,7 @@ def _table(where: str, name: str, values: Any, source: dict[str, str], shared: _
     table_format = section.text("table_format", "parquet")
     if table_format not in TABLE_FORMATS:
         raise section.error("table_format", f"{table_format!r} is none of {', '.join(TABLE_FORMATS)}")
-    place = _TablePlace(section, table_format)
+    place = _TableLocation(section, table_format)
     output = place.read("output")
     checkpoint = place.checkpoint(output)
     table = TableConfig(
@@ -271,7 +271,7 @@ def _table(where: str, name: str, values: Any, source: dict[str, str], shared: _
     return table
 
 
-class _TablePlace:
+class _TableLocation:
     """Reads the places of the tables of one format: directories, URLs, or names in the catalog."""
 
     def __init__(self, section: Section, table_format: str) -> None:
@@ -473,7 +473,7 @@ def _fields(section: Section) -> tuple[tuple[tuple[str, ...], str], ...] | None:
 # -- its files ----------------------------------------------------------------
 
 
-def _sink(section: Section, place: _TablePlace, output: str, checkpoint: Path, shared: _Storage) -> SinkConfig:
+def _sink(section: Section, place: _TableLocation, output: str, checkpoint: Path, shared: _Storage) -> SinkConfig:
     """Read the keys about writing from a table's section."""
     compacts = section.flag("compact", True)
     expire_after = EXPIRE_AFTER_S
@@ -512,7 +512,7 @@ def _duration(section: Section, key: str) -> int:
     return int(match[1]) * _SECONDS[match[2]]
 
 
-def _aggregate(table: Section, name: str, values: Any, places: _TablePlace, output: str, checkpoint: Path) -> AggregateConfig:
+def _aggregate(table: Section, name: str, values: Any, places: _TableLocation, output: str, checkpoint: Path) -> AggregateConfig:
     section = Section(table.where, f"{table.name}.aggregates.{name}", values)
     if not _NAME.fullmatch(name):
         raise table.error(f"aggregates.{name}", "a name consists of letters, digits, '_' and '-'")

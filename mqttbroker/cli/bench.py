@@ -21,8 +21,8 @@ from mqttbroker.cli.load import MAX_MESSAGES, MIN_SIZE, TIMER, Account, Load, Op
 from mqttbroker.cli.load_client import Connection, LoadError
 from mqttbroker.cli.mqtt_options import (
     VERSIONS,
+    BrokerAddress,
     OptionError,
-    Place,
     add_connection_options,
     apply_url,
     password,
@@ -188,7 +188,7 @@ def _check_files(plan: Plan) -> None:
 class _Run:
     """One run of the command: the load, its progress, and its result."""
 
-    def __init__(self, options: argparse.Namespace, where: Place, plan: Plan, account: Account) -> None:
+    def __init__(self, options: argparse.Namespace, where: BrokerAddress, plan: Plan, account: Account) -> None:
         self._options = options
         self._where = where
         self._account = account
@@ -290,7 +290,7 @@ class _Run:
             "broker_process": f"{self._cpu.name}, pid {self._cpu.pids[0]}" if known and self._cpu is not None else None,
             "broker_cpu_unknown": None if known else self._cpu_unknown or "no messages",
             "client_cpu_percent": round(100 * self._own_cpu / max(load.seconds, after), 1),
-            "disconnected": load.disconnected, "sessions_left": load.left_sessions,
+            "disconnected": load.disconnected, "sessions_left": load.sessions_left,
             "interrupted": load.interrupted, "ok": load.ok,
         }  # fmt: skip
 
@@ -351,7 +351,7 @@ class _Run:
         return found
 
 
-def _opener(where: Place, options: argparse.Namespace) -> Opener:
+def _opener(where: BrokerAddress, options: argparse.Namespace) -> Opener:
     """Opens connections to a place. Raises OptionError."""
     context = tls_context(options) if where.tls else None
 

@@ -81,7 +81,7 @@ class Load:
         self.delivery = Latencies()
         self.acknowledgement = Latencies()
         self.late = Latencies()  # of messages that were sent more than `TIMER` after they were due
-        self.left_sessions: list[str] = []  # that could not be removed
+        self.sessions_left: list[str] = []  # that could not be removed
         self.publishers: list[Publisher] = []
         self.subscribers: list[Subscriber] = []
         self._account = account
@@ -189,7 +189,7 @@ class Load:
         self.finished_after = (self._last - self._start) / 1e9
 
     async def close(self) -> None:
-        """Disconnect all, and remove the persistent sessions; `left_sessions` has those that could not be."""
+        """Disconnect all, and remove the persistent sessions; `sessions_left` has those that could not be."""
         self._pinging.cancel()
         for each in (*self.publishers, *self.subscribers):
             each.close()
@@ -278,7 +278,7 @@ class Load:
                 again.close()
                 await again.ended
             except (LoadError, OSError):
-                self.left_sessions.append(subscriber.client_id)
+                self.sessions_left.append(subscriber.client_id)
 
     async def _ping(self) -> None:
         if not self._account.keep_alive:

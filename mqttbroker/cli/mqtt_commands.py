@@ -286,7 +286,7 @@ class _Subscriber(_Session):
     def __init__(self, options: argparse.Namespace) -> None:
         super().__init__("sub", options, True)
         self._properties = properties(options, "subscribe")
-        self._left: int | None = options.count
+        self._remaining: int | None = options.count
         self._output = sys.stdout.buffer
         # Otherwise the client acknowledges a message after `_on_message`, and with -C the DISCONNECT may be sent before.
         self.client.manual_ack_set(True)
@@ -335,9 +335,9 @@ class _Subscriber(_Session):
                 self.end(0)
                 return
         client.ack(message.mid, message.qos)
-        if wanted and self._left is not None:
-            self._left -= 1
-            if self._left <= 0:
+        if wanted and self._remaining is not None:
+            self._remaining -= 1
+            if self._remaining <= 0:
                 self.end(0)
 
     def _print(self, message: MQTTMessage) -> None:

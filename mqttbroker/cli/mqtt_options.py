@@ -18,7 +18,7 @@ class OptionError(Exception):
     """A wrong call; one line."""
 
 
-class Place(NamedTuple):
+class BrokerAddress(NamedTuple):
     """A broker. ``transport`` as paho names it."""
 
     transport: Literal["tcp", "unix", "websockets"]
@@ -103,14 +103,14 @@ def apply_url(options: argparse.Namespace) -> None:
         options.topic = [*options.topic, topic] if isinstance(options.topic, list) else topic
 
 
-def place(options: argparse.Namespace) -> Place:
+def place(options: argparse.Namespace) -> BrokerAddress:
     """The broker that the options name."""
     tls = options.scheme in ("mqtts", "wss") or options.port == 8883 or options.tls_use_os_certs
     tls = tls or any((options.cafile, options.capath, options.cert, options.insecure))
     if options.unix:
-        return Place("unix", options.unix, 1, "", False)
+        return BrokerAddress("unix", options.unix, 1, "", False)
     port = options.port or (_SCHEMES["mqtts"] if tls else _SCHEMES["mqtt"])
-    return Place("websockets" if options.ws else "tcp", options.host, port, "/mqtt", tls)
+    return BrokerAddress("websockets" if options.ws else "tcp", options.host, port, "/mqtt", tls)
 
 
 def password(options: argparse.Namespace) -> str | None:

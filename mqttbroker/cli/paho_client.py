@@ -14,7 +14,7 @@ from paho.mqtt.enums import CallbackAPIVersion, MQTTProtocolVersion
 from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
-from mqttbroker.cli.mqtt_options import VERSIONS, OptionError, Place, password, tls_context
+from mqttbroker.cli.mqtt_options import VERSIONS, BrokerAddress, OptionError, password, tls_context
 
 PACKETS = {
     "connect": PacketTypes.CONNECT, "publish": PacketTypes.PUBLISH, "subscribe": PacketTypes.SUBSCRIBE,
@@ -26,7 +26,7 @@ MAX_RECONNECT_DELAY = 5  # seconds between two attempts to connect again
 _BYTES = ("CorrelationData", "AuthenticationData")
 
 
-def make_client(options: argparse.Namespace, where: Place, reconnects: bool) -> Client:
+def make_client(options: argparse.Namespace, where: BrokerAddress, reconnects: bool) -> Client:
     """A client of these options, not connected. Raises OptionError."""
     version = VERSIONS[options.protocol_version]
     client_id = options.id if options.id_prefix is None else f"{options.id_prefix}{os.getpid()}"
@@ -55,7 +55,7 @@ def make_client(options: argparse.Namespace, where: Place, reconnects: bool) -> 
     return client
 
 
-def connect(client: Client, options: argparse.Namespace, where: Place) -> None:
+def connect(client: Client, options: argparse.Namespace, where: BrokerAddress) -> None:
     """Connect; the CONNACK comes later. Raises OSError and OptionError."""
     if VERSIONS[options.protocol_version] != MQTT5:
         client.connect(where.host, where.port, options.keepalive)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mqttbroker.cluster.bus.bus import Barrier
 from mqttbroker.cluster.links.links import Links
-from mqttbroker.cluster.retained.retained import RetainedMessages
+from mqttbroker.cluster.retained.parts import RetainedParts
 from mqttbroker.core.client.outgoing import Outgoing
 from mqttbroker.core.delivery.cluster_port import ClusterPort
 from mqttbroker.core.delivery.replay import ReplaySource
@@ -25,10 +25,10 @@ class OtherShards(ClusterPort):
     def __init__(self, shard: int, shards: int) -> None:
         super().__init__(shard, shards)
         self._links: Links | None = None
-        self._retained: RetainedMessages | None = None
+        self._retained: RetainedParts | None = None
         self._barrier: Barrier | None = None
 
-    def join_links(self, links: Links, retained: RetainedMessages) -> None:
+    def join_links(self, links: Links, retained: RetainedParts) -> None:
         self._links = links
         self._retained = retained
 
@@ -41,7 +41,7 @@ class OtherShards(ClusterPort):
         return self._links
 
     @property
-    def retained(self) -> RetainedMessages:
+    def retained(self) -> RetainedParts:
         assert self._retained is not None, "not joined yet"
         return self._retained
 

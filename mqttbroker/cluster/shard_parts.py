@@ -32,11 +32,11 @@ from mqttbroker.cluster.links.server import (
 from mqttbroker.cluster.log.records import ID_BYTES, Takeover
 from mqttbroker.cluster.nodes.core_control import CoreSetup, link_port
 from mqttbroker.cluster.other_shards import OtherShards
-from mqttbroker.cluster.retained.retained import RetainedMessages
+from mqttbroker.cluster.retained.parts import RetainedParts
 from mqttbroker.cluster.shard.ownership import State
 from mqttbroker.cluster.shard.snapshot_keeper import SnapshotKeeper
 from mqttbroker.cluster.shard.snapshots import SnapshotFailure, Snapshots
-from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace, Sizes, Timing
+from mqttbroker.cluster.shard.store import KafkaStore, ShardOnNode, Sizes, Timing
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics
 from mqttbroker.config.settings import Settings
@@ -64,7 +64,7 @@ LOOK_INTERVAL: Final = 0.5  # seconds between two looks at commits whose outcome
 class Receiver(LocalReceiver):
     """Hands what the bus reads to the parts that it is for."""
 
-    def __init__(self, broker: Broker, shard: int, shards: int, retained: RetainedMessages, fail: Callable[[str], None]) -> None:
+    def __init__(self, broker: Broker, shard: int, shards: int, retained: RetainedParts, fail: Callable[[str], None]) -> None:
         super().__init__(broker, shard, shards)
         self._retained = retained
         self._fail = fail
@@ -79,7 +79,7 @@ class Receiver(LocalReceiver):
         self._fail(f"the logs of other shards cannot be read: {reason}")
 
 
-class ShardCore:
+class ShardParts:
     """The `BrokerParts` of the core of ``shard``; its files are in ``directory``.
 
     ``on_lost`` is called, on any thread, with the reason why this process may not go on.
@@ -109,7 +109,7 @@ class ShardCore:
         takeover = Takeover(setup.node, f"{setup.link_address}:{link_port(cluster.link_port, shard)}", __version__)
         self.store = KafkaStore(
             KafkaLog(self._connection, cluster.log_topic, cluster.append_timeout),
-            ShardPlace(cluster.log_topic, shard, setup.cluster, secrets.token_bytes(ID_BYTES), takeover),
+            ShardOnNode(cluster.log_topic, shard, setup.cluster, secrets.token_bytes(ID_BYTES), takeover),
             directory,
             on_lost,
             Timing(cluster.append_timeout, cluster.session_timeout * LEASE_PART, cluster.session_timeout, APPLY_INTERVAL),
@@ -123,7 +123,7 @@ class ShardCore:
         self._listener_names: frozenset[str] = frozenset()
         self._links_of_clients: dict[Link, bool] = {}
         self._tls = client_context(cluster.link_cafile, cluster.link_certfile, cluster.link_keyfile)
-        self._retained: RetainedMessages | None = None
+        self._retained: RetainedParts | None = None
         self._bus: Bus | None = None
         self._feed: LogFeed | None = None
         self._server: LinkServer | None = None
@@ -201,7 +201,7 @@ class ShardCore:
             self._settings.cluster.link_buffer,
             self.cluster,
         )
-        retained = self._retained = RetainedMessages(
+        retained = self._retained = RetainedParts(
             broker, self._shards, self.shard, links, self._position, lambda: self.store.own_end, self._find_ends
         )
         self.cluster.join_links(links, retained)

@@ -42,9 +42,9 @@ class FlushScheduler(LinkFlush):
         self.eager = eager
         self._large_write_room = 0  # bytes that may still be written from outboxes with large parts in this flush
         self._partly_written: list[Connection] = []  # in this flush
-        self._left_over: list[Connection] = []  # connections with long outboxes, or for which there was no time
+        self._unwritten: list[Connection] = []  # connections with long outboxes, or for which there was no time
         # Connections to be written before clients that send much, or to a crowd, are read again.
-        self._round: i64 = 0  # end of the round in `_left_over`
+        self._round: i64 = 0  # end of the round in `_unwritten`
         self._written: i64 = 0  # how many of them are done
         self._flushes = 0  # that this round has taken
         self._gathering = 0  # flushes that leave them as they are
@@ -91,9 +91,9 @@ class FlushScheduler(LinkFlush):
         self._flush_connections(FLUSH_TIME)
         self._resume_wires(FLUSH_TIME)
         self._flushing = False
-        if self._left_over or self._to_resume or self._loud:
+        if self._unwritten or self._to_resume or self._loud:
             self.schedule()
-        flushed = not (more or self._left_over or broker.outbound.flush_queue)
+        flushed = not (more or self._unwritten or broker.outbound.flush_queue)
         if broker.stream_consumers.active and self._stream_turns.step():
             self.schedule()
         broker.memory.check()
@@ -118,13 +118,13 @@ class FlushScheduler(LinkFlush):
     @property
     def flushing(self) -> bool:
         """Whether there are outboxes that the next iterations write, or connections that they close."""
-        return bool(self.broker.outbound.flush_queue or self._left_over)
+        return bool(self.broker.outbound.flush_queue or self._unwritten)
 
     def flush_all(self) -> None:
         """`flush`, however long it takes, for the end of the broker."""
         while self.broker.turns.step():
             pass
-        while self.broker.outbound.flush_queue or self._left_over:
+        while self.broker.outbound.flush_queue or self._unwritten:
             self._flush_connections(60.0)
         self._write_if_due()
         self._flush_links()
@@ -134,7 +134,7 @@ class FlushScheduler(LinkFlush):
         outbound = self.broker.outbound
         connections = outbound.flush_queue
         outbound.flush_queue = []
-        left_over = self._left_over
+        unwritten = self._unwritten
         self._large_write_room = LARGE_WRITES
         size: i64 = len(connections)
         until: float = self.loop.time() + seconds if size > FLUSHED_AT_ONCE else 0.0
@@ -144,15 +144,15 @@ class FlushScheduler(LinkFlush):
             connection = connections[count]
             count += 1
             if connection.outbox.backlog > SHORT_OUTBOX:
-                left_over.append(connection)
+                unwritten.append(connection)
                 continue
             self._flush_connection(connection)
             flushed += 1
             if flushed % FLUSHED_AT_ONCE == 0 and self.loop.time() > until:
-                left_over.extend(connections[count:])
+                unwritten.extend(connections[count:])
                 break
-        if left_over and not self._gather():
-            self._flush_left_over(seconds)
+        if unwritten and not self._gather():
+            self._flush_unwritten(seconds)
         # Behind the connections for which there was no room in this flush.
         for connection in self._partly_written:
             connection.request_flush()
@@ -167,15 +167,15 @@ class FlushScheduler(LinkFlush):
             self._gathering = 0
         return False
 
-    def _flush_left_over(self, seconds: float) -> None:
-        left_over = self._left_over
+    def _flush_unwritten(self, seconds: float) -> None:
+        unwritten = self._unwritten
         if self._round == 0:
-            self._round = len(left_over)
+            self._round = len(unwritten)
         written = self._written
         at_least: i64 = written + FLUSHED_AT_LEAST
         until: float = self.loop.time() + seconds if self._round > at_least else 0.0
         while written < self._round:
-            self._flush_connection(left_over[written])
+            self._flush_connection(unwritten[written])
             written += 1
             if written >= at_least and written % FLUSHED_AT_ONCE == 0 and self.loop.time() > until:
                 break
@@ -183,7 +183,7 @@ class FlushScheduler(LinkFlush):
             self._written = written
             self._flushes += 1
             return
-        del left_over[:written]
+        del unwritten[:written]
         self._round = self._written = 0
         if self._flushes:
             self._gathering = min(2 * self._flushes, GATHERING_FLUSHES)

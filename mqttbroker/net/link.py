@@ -62,7 +62,7 @@ class LinkTransport:
         self._not_taken: i64 = 0  # bytes received that the worker has not been told about
         self._held: deque[bytes] | None = None  # received while not reading
         self._incomplete: i64 = 0  # bytes of an incomplete WebSocket frame that the worker has
-        self._left: str | None = None  # the reason why nothing follows the held data
+        self._lost: str | None = None  # the reason why nothing follows the held data
         self._closed: str | None = None  # the reason of a close that follows it
         self._timer: Any = None
 
@@ -107,8 +107,8 @@ class LinkTransport:
             self._deliver(data, now)
         if not held:
             self._held = None
-            if self._left is not None and self.wire is not None:
-                self.wire.lost(self._left)
+            if self._lost is not None and self.wire is not None:
+                self.wire.lost(self._lost)
             if self._closed is not None:
                 self._close()
             elif self._reading and self._not_taken >= REPORTED:
@@ -154,7 +154,7 @@ class LinkTransport:
         if wire is not None and (self._held is None or wire.closing):
             wire.lost(reason)
         else:
-            self._left = reason
+            self._lost = reason
 
     def closed(self, reason: str) -> None:
         """The socket is closed. A client that waits for slow subscribers loses what is held: else it could have more held by leaving."""

@@ -211,13 +211,13 @@ class PacketFrames:
     """
 
     def __init__(self) -> None:
-        self._left: i64 = 0  # bytes to come of a packet that began in an earlier frame
+        self._remaining: i64 = 0  # bytes to come of a packet that began in an earlier frame
         self._cut: bytes = b""  # a part of a fixed header, already in a frame; its packet's length is unknown
 
     def frame_short(self, data: bytes) -> bytes:
         """`frame` for one part, as bytes. Whole packets of less than 126 bytes cost a quarter or less."""
         size: i64 = len(data)
-        if self._left == 0 and size < _SHORT_BYTES and not self._cut:
+        if self._remaining == 0 and size < _SHORT_BYTES and not self._cut:
             out = BytesWriter()
             start: i64 = 0
             while start + 1 < size:
@@ -251,9 +251,9 @@ class PacketFrames:
             start: i64 = 0
             while start < size:
                 if frame_left == 0:
-                    if self._left == 0:
+                    if self._remaining == 0:
                         self._begin(part, start)
-                    frame_left = self._left if self._left < available else available
+                    frame_left = self._remaining if self._remaining < available else available
                     framed.append(binary_header(frame_left))
                 end: i64 = start + frame_left
                 if end > size:
@@ -262,7 +262,7 @@ class PacketFrames:
                 sent: i64 = end - start
                 frame_left -= sent
                 available -= sent
-                self._left -= sent
+                self._remaining -= sent
                 start = end
         return framed
 
@@ -278,8 +278,8 @@ class PacketFrames:
             length |= (byte & 127) << shift
             shift += 7
             if byte < 128:
-                self._left = position + length - len(self._cut)
+                self._remaining = position + length - len(self._cut)
                 self._cut = b""
                 return
-        self._left = len(head) - len(self._cut)
+        self._remaining = len(head) - len(self._cut)
         self._cut = head

@@ -18,7 +18,7 @@ from mqttbroker.admin.http.parameters import MAX_BODY
 from mqttbroker.admin.http.request_error import RequestError
 from mqttbroker.admin.http.routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body
 from mqttbroker.admin.http.schemas import INTEGER
-from mqttbroker.cluster.nodes.core_processes import ShardCore
+from mqttbroker.cluster.nodes.core_processes import CoreProcess
 from mqttbroker.config.settings import Settings
 from mqttbroker.node.shards import NodeShards
 
@@ -52,7 +52,7 @@ class CoreAnswer(NamedTuple):
             raise CoreAway(self.node, "answers with something else than JSON") from None
 
 
-class _Place(NamedTuple):
+class _CoreServer(NamedTuple):
     """Where the core of a shard is asked: the URL of its server, or that of its node with a path to it."""
 
     node: str
@@ -129,10 +129,10 @@ class CoreHttp:
         place = await self._place(shard, anywhere)
         return await self._request(place, method, f"{place.url}{place.prefix}{path}", body, authorization)
 
-    async def _place(self, shard: int, anywhere: bool) -> _Place:
+    async def _place(self, shard: int, anywhere: bool) -> _CoreServer:
         return await asyncio.wrap_future(self._runner.call(self._found_place, shard, anywhere))
 
-    def _found_place(self, shard: int, anywhere: bool) -> _Place:
+    def _found_place(self, shard: int, anywhere: bool) -> _CoreServer:
         """On the event loop. Raises CoreAway."""
         shards = self._shards
         port = http_port_of(shards.cores[shard])
@@ -140,7 +140,7 @@ class CoreHttp:
             http = self._settings().http
             host = "127.0.0.1" if http.host in ("", "0.0.0.0") else "::1" if http.host == "::" else http.host
             scheme = "http" if http.certfile is None else "https"
-            return _Place(shards.name, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", API, True)
+            return _CoreServer(shards.name, f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}", API, True)
         directory = shards.directory
         owner = None if directory is None else directory.shards[shard][0]
         if directory is None or owner is None or owner not in directory.members:
@@ -150,9 +150,9 @@ class CoreHttp:
             raise CoreAway(owner, "its core does not serve yet")
         if not url:
             raise CoreAway(owner, "the node has no HTTP server")
-        return _Place(owner, url, f"{API}{SHARDS_PATH}/{shard}", False)
+        return _CoreServer(owner, url, f"{API}{SHARDS_PATH}/{shard}", False)
 
-    async def _request(self, place: _Place, method: str, url: str, body: bytes | None, authorization: str | None) -> CoreAnswer:
+    async def _request(self, place: _CoreServer, method: str, url: str, body: bytes | None, authorization: str | None) -> CoreAnswer:
         headers = {"Accept-Encoding": "identity", _FORWARDED: "1"}
         if authorization is not None:
             headers["Authorization"] = authorization
@@ -194,7 +194,7 @@ class CoreHttp:
         return own, others
 
 
-def http_port_of(core: ShardCore) -> int | None:
+def http_port_of(core: CoreProcess) -> int | None:
     """The HTTP port of a core that owns its shard; None if it does not serve HTTP now."""
     status = core.status
     return status.http_port if core.owns and status is not None else None

@@ -25,8 +25,8 @@ from setproctitle import setproctitle
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.control.runner import ControlRunner
 from mqttbroker.admin.data.files import restrict
+from mqttbroker.admin.http.admission import RequestAdmission
 from mqttbroker.admin.http.application import HttpApplication
-from mqttbroker.admin.http.gate import Gate
 from mqttbroker.admin.http.service import HttpService
 from mqttbroker.auth.security import Security
 from mqttbroker.cluster.kafka.connection import connection
@@ -324,7 +324,7 @@ class ClusterNode:
         """Problems that keep no client away; called on the HTTP server's thread."""
         return [f"reload: {problem}" for problem in self.reloader.problems] + self.shards.warnings()
 
-    def _application(self, gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
+    def _application(self, admission: RequestAdmission, requests: Counter[tuple[str, int]]) -> HttpApplication:
         """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
 
         async def readiness() -> list[str]:
@@ -332,10 +332,10 @@ class ClusterNode:
 
         cores = self.core_http
         metrics = ClusterMetrics(self.shards, cores, self.workers, self.admission.counters, self.runner)
-        lists = ClusterLists(cores, gate.bans)
+        lists = ClusterLists(cores, admission.bans)
         routes = [*ClusterRoutes(self.shards, self.runner).routes(), *lists.routes(), *cores.routes()]
         return HttpApplication(
-            gate, requests, None, metrics.render, readiness,
+            admission, requests, None, metrics.render, readiness,
             max_connections=self.settings.http.max_connections, routes=routes, warnings=self._warnings,
         )  # fmt: skip
 

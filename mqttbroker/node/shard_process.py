@@ -25,7 +25,7 @@ from mqttbroker.admin.data.files import restrict, set_umask
 from mqttbroker.cluster.nodes import core_control as control
 from mqttbroker.cluster.nodes.core_control import CoreSetup, Lines, Status
 from mqttbroker.cluster.shard.ownership import State
-from mqttbroker.cluster.shard_parts import ShardCore
+from mqttbroker.cluster.shard_parts import ShardParts
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Settings
 from mqttbroker.logs.output import close, configure_log
@@ -72,7 +72,7 @@ class ShardProcess:
         self._sock = sock
         self._commands: asyncio.Queue[Any] = asyncio.Queue()
         self._transport: Any = None
-        self._core: ShardCore | None = None
+        self._core: ShardParts | None = None
         self._server: Server | None = None
         self._settings = Settings()
         self._serving: asyncio.Task[None] | None = None
@@ -120,7 +120,7 @@ class ShardProcess:
         set_umask(settings.data_mode)
         settings.data_dir.mkdir(parents=True, exist_ok=True)
         restrict(settings.data_dir, settings.data_mode)
-        core = self._core = ShardCore(setup._replace(settings=settings), self._shard, settings.data_dir, self._end)
+        core = self._core = ShardParts(setup._replace(settings=settings), self._shard, settings.data_dir, self._end)
         core.store.follow()
         reporting = asyncio.create_task(self._report())
         report_defect(reporting, "core_status", self._end)
@@ -129,7 +129,7 @@ class ShardProcess:
         finally:
             reporting.cancel()
 
-    async def _obey(self, core: ShardCore) -> None:
+    async def _obey(self, core: ShardParts) -> None:
         loaded = asyncio.wrap_future(core.store.loaded)
         command = asyncio.create_task(self._commands.get())
         while True:
@@ -151,7 +151,7 @@ class ShardProcess:
                 command = asyncio.create_task(self._commands.get())
         await self._release(core)
 
-    def _obeyed(self, core: ShardCore, command: Any) -> bool:
+    def _obeyed(self, core: ShardParts, command: Any) -> bool:
         """Do as a command says; true if the process is to release the shard."""
         if isinstance(command, control.Own):
             core.store.own(command.patience)
@@ -173,7 +173,7 @@ class ShardProcess:
     def _reread(self) -> Settings:
         return self._settings
 
-    async def _serve(self, core: ShardCore) -> None:
+    async def _serve(self, core: ShardParts) -> None:
         """The broker, until it is told to stop."""
         with loading():
             server = self._server = Server(core, self._settings, self._reread, ServiceManager({}), PassedSockets({}), self._opened)
@@ -184,7 +184,7 @@ class ShardProcess:
     def _opened(self) -> None:
         self._is_open = True
 
-    async def _release(self, core: ShardCore) -> None:
+    async def _release(self, core: ShardParts) -> None:
         """Disconnect the clients, commit everything, and give the shard up."""
         self._releasing = True
         seconds = 2 * self._settings.cluster.append_timeout + RELEASE_MARGIN

@@ -13,7 +13,7 @@ from mqttbroker.cluster.formats import SPOKEN
 from mqttbroker.cluster.links.keys import key_of, new_key
 from mqttbroker.cluster.links.server import CORE, WORKER
 from mqttbroker.cluster.nodes.core_control import Owners, Snapshot, link_port
-from mqttbroker.cluster.nodes.core_processes import FOLLOW, NOTHING, SERVE, ShardCore
+from mqttbroker.cluster.nodes.core_processes import FOLLOW, NOTHING, SERVE, CoreProcess
 from mqttbroker.cluster.nodes.membership import Directory, Membership, NodeInfo, Refused, nodes_group
 from mqttbroker.config.settings import Cluster
 from mqttbroker.net.link_address import LinkAddress
@@ -53,7 +53,7 @@ class NodeShards:
         self.pins: dict[int, tuple[str, float]] = {}
         self.directory: Directory | None = None
         self.membership: Membership | None = None
-        self.cores = [ShardCore(shard, core_setup, self.owners, timeout, self._core_changed) for shard in range(cluster.shards)]
+        self.cores = [CoreProcess(shard, core_setup, self.owners, timeout, self._core_changed) for shard in range(cluster.shards)]
         self._directed = directed
         self._served = served
         self._serving: set[int] = set()
@@ -134,7 +134,7 @@ class NodeShards:
                 found[shard] = LinkAddress(info.address, link_port(info.link_port, shard), key_of(info.link_key, kind))
         return found
 
-    def _core_changed(self, core: ShardCore) -> None:
+    def _core_changed(self, core: CoreProcess) -> None:
         """Have the shards assigned anew if a core of this node lost one, or can take over one that is to move here."""
         if core.epoch < 0:
             self._serving.discard(core.shard)

@@ -15,7 +15,7 @@ from mqttbroker.admin.control.runner import ControlRunner
 from mqttbroker.admin.control.views import AuthenticatorStatus
 from mqttbroker.admin.events.alarms import Alarms
 from mqttbroker.admin.events.client_events import ClientEvents
-from mqttbroker.admin.http.gate import Gate
+from mqttbroker.admin.http.admission import RequestAdmission
 from mqttbroker.admin.http.service import HttpService
 from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
 from mqttbroker.admin.metrics.figures import Metrics
@@ -133,7 +133,7 @@ class Administration:
             for kind, one in self._security.external.items()
         ]
 
-    def _http_application(self, gate: Gate, requests: Counter[tuple[str, int]]) -> HttpApplication:
+    def _http_application(self, gate: RequestAdmission, requests: Counter[tuple[str, int]]) -> HttpApplication:
         """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
         from mqttbroker.admin.http.accounts import AccountRoutes
         from mqttbroker.admin.http.alarms import AlarmRoutes

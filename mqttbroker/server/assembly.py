@@ -111,7 +111,7 @@ def listener_terms(settings: Settings, listener: Listener, rules: str | None = N
     limits = settings.limits_of(listener)
     own = SimpleNamespace(
         rules=rules,
-        own_bridges=False,
+        of_bridges=False,
         listener=listener.address,
         client_id_pattern=listener.client_id_from,
         ignores_username_query=listener.username_query == "ignore",
@@ -136,7 +136,7 @@ def bridge_terms(settings: Settings) -> ListenerTerms:
     """The terms for the local clients of bridges: the limits of listeners are for others."""
     terms = ListenerTerms()
     terms.listener = "bridges"
-    terms.own_bridges = True
+    terms.of_bridges = True
     terms.rules = BRIDGE_RULES
     terms.receive_maximum = 65535  # remotes of version 3.1.1 have no limit
     terms.max_packet_size = LARGEST_PACKET

@@ -1,4 +1,4 @@
-"""The parts that a broker on its own and the core of a cluster's shard have different ones of."""
+"""The parts of a server that depend on where its rows are stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sessions.store.interface import Recovered, Store
 
 
 class BrokerParts(Protocol):
-    """The parts that depend on where the broker stores its rows: `OwnParts` of a single broker, `ShardCore` of a shard."""
+    """The parts that depend on where the broker stores its rows: `SingleParts` of a single broker, `ShardParts` of a shard."""
 
     @property
     def clustered(self) -> bool:

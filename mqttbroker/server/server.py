@@ -47,7 +47,6 @@ from mqttbroker.server import startup
 from mqttbroker.server.administration import Administration
 from mqttbroker.server.assembly import bridge_terms, listener_policy
 from mqttbroker.server.loaded_broker import LoadedBroker
-from mqttbroker.server.own_parts import OwnParts
 from mqttbroker.server.parts import BrokerParts
 from mqttbroker.server.periodic_tasks import GC_FULL, PeriodicTasks
 from mqttbroker.server.reload import Reloader
@@ -63,6 +62,7 @@ from mqttbroker.server.reloaded_parts import (
     ReloadedStreams,
 )
 from mqttbroker.server.restart import RestartRequest, restart
+from mqttbroker.server.single_parts import SingleParts
 from mqttbroker.server.workers import Workers
 from mqttbroker.system.allocator import keep_freed_memory
 from mqttbroker.system.defects import keep_running
@@ -351,7 +351,7 @@ def serve(settings: Settings, reread: Callable[[], Settings], warnings: Sequence
         if passed:
             log.info("event=sockets_passed count=%d", len(passed))
         with loading():
-            server = Server(OwnParts(settings, passed), settings, reread, manager, passed)
+            server = Server(SingleParts(settings, passed), settings, reread, manager, passed)
         await server.run()
         return server
 

@@ -36,7 +36,7 @@ POINTS = ("before", "uncommitted", "after")
 
 def main() -> int:
     from mqttbroker.cli import main as cli
-    from mqttbroker.server import own_parts
+    from mqttbroker.server import single_parts
     from sessions.store.commit_log.file_log import FileCommitLog
 
     hold_file = Path(os.environ["HOLD_FILE"])
@@ -57,7 +57,7 @@ def main() -> int:
             threading.Event().wait()
         append(log, body)
 
-    class HeldStore(own_parts.SqliteStore):
+    class HeldStore(single_parts.SqliteStore):
         def submit(self, write_set: Any) -> None:
             submitted[:] = [write_set]
             if not is_held("before"):
@@ -71,7 +71,7 @@ def main() -> int:
             super().start(tell, read_done)
 
     FileCommitLog.append = held_append  # type: ignore[method-assign]
-    own_parts.SqliteStore = HeldStore  # type: ignore[misc]
+    single_parts.SqliteStore = HeldStore  # type: ignore[misc]
     return cli.main()
 
 

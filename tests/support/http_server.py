@@ -24,5 +24,5 @@ def http_server(
         "127.0.0.1",
         port,
         access,
-        lambda gate, requests: HttpApplication(gate, requests, logs, metrics, readiness, consumers=consumers),
+        lambda admission, requests: HttpApplication(admission, requests, logs, metrics, readiness, consumers=consumers),
     )

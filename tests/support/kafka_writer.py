@@ -12,7 +12,7 @@ from pathlib import Path
 from mqttbroker.cluster.kafka import brokers as kafka_brokers
 from mqttbroker.cluster.kafka.log import KafkaLog
 from mqttbroker.cluster.log.records import Takeover
-from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace, Timing
+from mqttbroker.cluster.shard.store import KafkaStore, ShardOnNode, Timing
 from support.patience import PATIENCE
 from support.store_model import RandomCommits
 from support.store_writer import Writer
@@ -21,7 +21,7 @@ CLUSTER = b"testtest"
 
 
 def opened(bootstrap: list[str], topic: str, directory: Path, node: str, on_lost: Callable[[str], None]) -> KafkaStore:
-    place = ShardPlace(topic, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
+    place = ShardOnNode(topic, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
     timing = Timing(4.0, 1.0, 1.0, 0.1)
     log = KafkaLog({"bootstrap_servers": bootstrap}, topic, timing.append_timeout)
     return KafkaStore(log, place, directory, on_lost, timing)

@@ -14,7 +14,7 @@ from mqttbroker.cluster.kafka.brokers import KafkaBrokers
 from mqttbroker.cluster.kafka.log import Appended, KafkaLog, LogFailure
 from mqttbroker.cluster.kafka.reader import LogReader, OnRecord
 from mqttbroker.cluster.log.records import Takeover
-from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace, Sizes, Timing
+from mqttbroker.cluster.shard.store import KafkaStore, ShardOnNode, Sizes, Timing
 
 CLUSTER = b"testtest"
 TOPIC = "memory"
@@ -100,5 +100,5 @@ def memory_store(
     sizes: Sizes = Sizes(),
 ) -> KafkaStore:
     """The store of shard 0 on the node ``node``."""
-    place = ShardPlace(TOPIC, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
+    place = ShardOnNode(TOPIC, 0, CLUSTER, node.encode().ljust(8, b"-")[-8:], Takeover(node, "", ""))
     return KafkaStore(MemoryLog(memory, timing.append_timeout), place, directory, on_lost, timing, sizes)

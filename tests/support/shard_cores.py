@@ -13,7 +13,7 @@ from zlib import crc32
 
 from mqttbroker.cluster.bus.bus import Bus, BusReceiver, BusRecord
 from mqttbroker.cluster.log.body import encode_body, published_of
-from mqttbroker.cluster.retained.retained import RetainedMessages
+from mqttbroker.cluster.retained.parts import RetainedParts
 from mqttbroker.cluster.shards import Shards
 from sessions.message import Message
 from sessions.row_kinds import MARKS
@@ -30,10 +30,10 @@ class ShardCores:
         self.logs: list[list[bytes]] = [[] for _ in range(count)]
         self.away: set[int] = set()
         self.sent: deque[tuple[int, int, str, bytes]] = deque()  # messages on links: from, to, topic, payload
-        self.cores: list[ShardCore] = []
+        self.cores: list[JoinedCore] = []
         for shard in range(count):
             (directory / str(shard)).mkdir()
-            self.cores.append(ShardCore(self, shard, directory / str(shard), limits))
+            self.cores.append(JoinedCore(self, shard, directory / str(shard), limits))
         self.settle()
 
     def __enter__(self) -> ShardCores:
@@ -43,7 +43,7 @@ class ShardCores:
         for core in self.cores:
             core.close()
 
-    def __getitem__(self, shard: int) -> ShardCore:
+    def __getitem__(self, shard: int) -> JoinedCore:
         return self.cores[shard]
 
     def topic(self, shard: int, prefix: str = "t/") -> str:
@@ -100,7 +100,7 @@ class ShardCores:
         self.settle()
 
 
-class ShardCore(Core):
+class JoinedCore(Core):
     """The core of one shard."""
 
     def __init__(self, cluster: ShardCores, shard: int, directory: Path, limits: dict[str, Any]) -> None:
@@ -117,7 +117,7 @@ class ShardCore(Core):
         self.fed = {number: mark.offset for number, mark in self.marks.items()}
         self._port.broker = self.broker
         self.broker.lifecycle.resume()
-        self.messages = RetainedMessages(
+        self.messages = RetainedParts(
             self.broker,
             self.cluster.shards,
             self.shard,
@@ -183,7 +183,7 @@ class ShardCore(Core):
 
 
 class _Receiver(BusReceiver):
-    def __init__(self, core: ShardCore) -> None:
+    def __init__(self, core: JoinedCore) -> None:
         self._core = core
 
     def retained(self, message: Message) -> bool:

@@ -1,7 +1,7 @@
 """What the HTTP server answers: streams for readers, metrics, health and the administration API for operators.
 
 Requests read and change the broker's state through a `ControlRunner`. Each path is a `Route` of a table, which names the
-right that it needs; a `Gate` finds the sender of a request and its rights. /livez and /readyz are open.
+right that it needs; a `RequestAdmission` finds the sender of a request and its rights. /livez and /readyz are open.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from bridge_spark.log.record_batch import SegmentError
 from bridge_spark.log.stream_log import StreamLogs
 from mqttbroker.admin.control.runner import BrokerStopping
 from mqttbroker.admin.http.access import NOBODY, Principal, Right
+from mqttbroker.admin.http.admission import RequestAdmission, address_of, log_action
 from mqttbroker.admin.http.connections import HttpConnections
 from mqttbroker.admin.http.consumers import ConsumerRoutes
-from mqttbroker.admin.http.gate import Gate, address_of, log_action
 from mqttbroker.admin.http.openapi import PATH, document
 from mqttbroker.admin.http.parameters import MAX_BODY, MAX_LINE
 from mqttbroker.admin.http.request_error import RequestError
@@ -81,13 +81,13 @@ class HttpApplication:
     """Answers the requests to one HTTP server, on its thread.
 
     ``metrics`` returns the Prometheus text, ``readiness`` the reasons why the broker is not ready; both are awaited on
-    the server's loop. ``logs`` is None if there are no streams. ``gate`` decides on access. ``requests`` counts requests by role and
+    the server's loop. ``logs`` is None if there are no streams. ``admission`` decides on access. ``requests`` counts requests by role and
     status, ``counters`` handshakes that fail.
     """
 
     def __init__(
         self,
-        gate: Gate,
+        admission: RequestAdmission,
         requests: Counter[tuple[str, int]],
         logs: StreamLogs | None,
         metrics: Callable[[], Awaitable[bytes]],
@@ -98,7 +98,7 @@ class HttpApplication:
         warnings: Callable[[], list[str]] = list,
         routes: Sequence[Route] = (),
     ) -> None:
-        self._gate = gate
+        self._admission = admission
         self._requests = requests
         self._metrics = metrics
         self._readiness = readiness
@@ -147,7 +147,7 @@ class HttpApplication:
             assert server is not None
             self._acceptor = Acceptor(
                 listening,
-                self._gate.context,
+                self._admission.context,
                 HANDSHAKE_TIMEOUT,
                 lambda *_: server(),
                 LocalAdmission(
@@ -164,8 +164,8 @@ class HttpApplication:
             await runner.cleanup()
 
     def renew(self) -> None:
-        """Use the certificates of ``gate`` for new connections; on the server's thread."""
-        context = self._gate.context
+        """Use the certificates of ``admission`` for new connections; on the server's thread."""
+        context = self._admission.context
         if self._acceptor is None or context is None:
             return
         self._acceptor.context = context
@@ -210,7 +210,7 @@ class HttpApplication:
         principal = NOBODY
         try:
             if route is None or route.right is not None:
-                principal = self._gate.admit(request)
+                principal = self._admission.admit(request)
             response = await self._handle(route, request, principal)
         except RequestError as refusal:
             if refusal.status in (401, 403, 408, 421, 429):
@@ -227,7 +227,7 @@ class HttpApplication:
             if route is None:
                 assert request.match_info.http_exception is not None
                 raise request.match_info.http_exception
-            self._gate.authorize(principal, route)
+            self._admission.authorize(principal, route)
             return await route.handler(request, principal)
         except web.HTTPException as answer:
             allow = answer.headers.get("Allow")

@@ -32,7 +32,7 @@ _STREAM = Field("name", Word(1), "the name of a stream")
 _GROUP = Field("group", Word(1), "the name of a group")
 
 
-class ResetPlace(Word):
+class ResetTarget(Word):
     """Where a reset goes; the pattern of the document has values that are certainly accepted."""
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class ResetPlace(Word):
 
 _TO = Field(
     "to",
-    ResetPlace(),
+    ResetTarget(),
     "earliest, latest, offset:N, offset:P=N,…, a Unix time, an ISO 8601 time, or a duration back such as 1h",
 )
 

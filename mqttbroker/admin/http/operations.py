@@ -12,7 +12,7 @@ from aiohttp import web
 from mqttbroker.admin.control.runner import BrokerStopping
 from mqttbroker.admin.control.slices import MAX_PAGE, ControlError
 from mqttbroker.admin.http.access import Principal, Right
-from mqttbroker.admin.http.gate import log_action
+from mqttbroker.admin.http.admission import log_action
 from mqttbroker.admin.http.parameters import MAX_BODY, Field, Word, read_json, read_texts, read_values
 from mqttbroker.admin.http.request_error import RequestError
 from mqttbroker.admin.http.routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route, read_body

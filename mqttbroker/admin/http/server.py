@@ -16,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqttbroker.admin.http.access import AccessList
-from mqttbroker.admin.http.gate import Gate
+from mqttbroker.admin.http.admission import RequestAdmission
 from mqttbroker.core.access.bans import Bans, BanTerms
 from mqttbroker.net.tls import ListenerContext
 
@@ -32,7 +32,7 @@ class HttpServer:
     """Serves HTTP on ``host`` and ``port`` (0: any free port).
 
     ``application`` makes the answers; it is called on the server's thread when the first client comes. With ``context`` the server
-    speaks HTTPS. ``gate`` decides on access; ``bans`` of it count wrong tokens. ``requests`` counts requests by role and status. `start`,
+    speaks HTTPS. ``admission`` decides on access; ``bans`` of it count wrong tokens. ``requests`` counts requests by role and status. `start`,
     `renew` and `stop` are for the thread that owns the server.
     """
 
@@ -41,14 +41,14 @@ class HttpServer:
         host: str,
         port: int,
         access: AccessList,
-        application: Callable[[Gate, Counter[tuple[str, int]]], HttpApplication],
+        application: Callable[[RequestAdmission, Counter[tuple[str, int]]], HttpApplication],
         context: ListenerContext | None = None,
         requests: Counter[tuple[str, int]] | None = None,
     ) -> None:
         self.host = host
         self.port = port
         self.bans = Bans(BanTerms())
-        self.gate = Gate(access, context, self.bans, time.monotonic)
+        self.admission = RequestAdmission(access, context, self.bans, time.monotonic)
         self.requests: Counter[tuple[str, int]] = Counter() if requests is None else requests
         self._make_application = application
         self._application: HttpApplication | None = None
@@ -78,8 +78,8 @@ class HttpServer:
 
     def renew(self, context: ListenerContext) -> None:
         """Use other certificates for new connections; without effect unless the server speaks HTTPS."""
-        if self.gate.context is not None and self._loop is not None:
-            self.gate.context = context
+        if self.admission.context is not None and self._loop is not None:
+            self.admission.context = context
             self._loop.call_soon_threadsafe(self._renew)
 
     def _renew(self) -> None:
@@ -109,7 +109,7 @@ class HttpServer:
         with listening:
             started.set()
             if await self._client_comes(listening, self._stopping):
-                self._application = self._make_application(self.gate, self.requests)
+                self._application = self._make_application(self.admission, self.requests)
                 await self._application.serve(listening, self._stopping)
 
     async def _client_comes(self, listening: socket.socket, stopping: asyncio.Event) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from mqttbroker.admin.http.access import access_list, streams_open
-from mqttbroker.admin.http.gate import Gate
+from mqttbroker.admin.http.admission import RequestAdmission
 from mqttbroker.admin.http.server import HttpServer
 from mqttbroker.auth.security import http_ban_terms
 from mqttbroker.config.load import ConfigError
@@ -35,7 +35,7 @@ class HttpService:
         self,
         settings: Settings,
         rules: Authorizer,
-        application: Callable[[Gate, Counter[tuple[str, int]]], HttpApplication],
+        application: Callable[[RequestAdmission, Counter[tuple[str, int]]], HttpApplication],
         any_port: bool = False,
         streams: bool = False,
     ) -> None:
@@ -55,7 +55,7 @@ class HttpService:
     @property
     def context(self) -> ListenerContext | None:
         """The TLS context; None without TLS."""
-        return None if self._server is None else self._server.gate.context
+        return None if self._server is None else self._server.admission.context
 
     def open(self) -> None:
         """Serve, if the settings have a port. Raises ConfigError for a file that cannot be used, OSError for an address."""
@@ -105,7 +105,7 @@ class HttpService:
     def apply(self, settings: Settings, before: Settings) -> None:
         """Put access and bans of other settings in force."""
         if self._server is not None:
-            self._server.gate.access = access_list(settings, self._rules)
+            self._server.admission.access = access_list(settings, self._rules)
             self._server.bans.apply(http_ban_terms(settings))
 
     async def reload(self, settings: Settings) -> list[str]:

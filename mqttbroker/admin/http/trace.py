@@ -12,7 +12,7 @@ from aiohttp import web
 
 from mqttbroker.admin.control.runner import ControlRunner
 from mqttbroker.admin.http.access import Principal, Right
-from mqttbroker.admin.http.gate import log_action
+from mqttbroker.admin.http.admission import log_action
 from mqttbroker.admin.http.parameters import Field, Filter, Word, read_texts
 from mqttbroker.admin.http.request_error import RequestError
 from mqttbroker.admin.http.routes import API, PROBLEM, PROBLEM_SCHEMA, Answer, Parameter, Route

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from hashlib import sha256
 from typing import NamedTuple
 
-__all__ = ["Member", "Place", "assign"]
+__all__ = ["Member", "ShardNodes", "assign"]
 
 
 class Member(NamedTuple):
@@ -33,14 +33,14 @@ class Member(NamedTuple):
         return shard in self.warm and (owner.draining or shard not in self.failed)
 
 
-class Place(NamedTuple):
+class ShardNodes(NamedTuple):
     """The nodes of a shard: ``owner`` should own it, and is None if no node can; ``standbys`` should follow it."""
 
     owner: str | None
     standbys: list[str]
 
 
-def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapping[int, str] = {}) -> list[Place]:
+def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapping[int, str] = {}) -> list[ShardNodes]:
     """The place of each shard. The order of ``members`` does not matter; ``pins`` names the node that an operator chose for a shard."""
     by_name = {member.node: member for member in sorted(members)}
     able = [name for name, member in by_name.items() if not member.draining]
@@ -53,7 +53,7 @@ def assign(shards: int, members: Sequence[Member], standbys: int = 1, pins: Mapp
     # The node that is to own a shard later begins as its standby.
     following = [[target] if target is not None and target != owner else [] for target, owner in zip(targets, owners)]
     _follow(following, owners, by_name, able, standbys)
-    return [Place(owner, nodes) for owner, nodes in zip(owners, following)]
+    return [ShardNodes(owner, nodes) for owner, nodes in zip(owners, following)]
 
 
 def _owner(shard: int, members: Mapping[str, Member]) -> str | None:

@@ -49,7 +49,7 @@ STOP_TIMEOUT: Final = 30.0  # seconds that a core may take to commit, release it
 START_TIMEOUT: Final = 60.0  # seconds to the first sign of life
 
 
-class ShardCore:
+class CoreProcess:
     """The core of ``shard``, over all its processes.
 
     ``setup`` returns the encoded `CoreSetup`, ``timeout`` the seconds without a sign of life after which a process is killed.
@@ -62,7 +62,7 @@ class ShardCore:
         setup: Callable[[], str],
         owners: Callable[[], Owners | None],
         timeout: Callable[[], float],
-        changed: Callable[[ShardCore], None],
+        changed: Callable[[CoreProcess], None],
     ) -> None:
         self.shard = shard
         self.role = NOTHING
@@ -306,7 +306,7 @@ class ShardCore:
 class _Control(asyncio.Protocol):
     """The node's end of the socketpair with a core."""
 
-    def __init__(self, core: ShardCore) -> None:
+    def __init__(self, core: CoreProcess) -> None:
         self._core = core
         self._lines = Lines()
         self._transport: Any = None

@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError, for_code
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, LeaveGroupRequest, SyncGroupRequest
 
 from mqttbroker.cluster.formats import SPOKEN, Versions
-from mqttbroker.cluster.nodes.assignment import Member, Place, assign
+from mqttbroker.cluster.nodes.assignment import Member, ShardNodes, assign
 
 log = logging.getLogger("mqttbroker.cluster")
 
@@ -126,7 +126,7 @@ def _member(info: NodeInfo) -> Member:
     return Member(info.node, info.owned, frozenset(info.follows), frozenset(info.warm), info.draining, failed)
 
 
-def _later(members: dict[str, NodeInfo], places: list[Place]) -> list[Member]:
+def _later(members: dict[str, NodeInfo], places: list[ShardNodes]) -> list[Member]:
     """The members once each has what ``places`` give it."""
     found = []
     for name, info in members.items():

@@ -44,7 +44,7 @@ class PageRequest(msgspec.Struct, array_like=True):
     needed: dict[int, int]
 
 
-class RetainedPage(msgspec.Struct, array_like=True):
+class RetainedAnswer(msgspec.Struct, array_like=True):
     """The answer: the messages of the topics up to ``after``, and ``done`` if no later topic matches. They are in the logs before the
     offsets ``routed``, by shard."""
 
@@ -63,7 +63,7 @@ class RetainedPage(msgspec.Struct, array_like=True):
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(PageRequest).decode
-decode_page = msgspec.msgpack.Decoder(RetainedPage).decode
+decode_page = msgspec.msgpack.Decoder(RetainedAnswer).decode
 
 
 class _Answer:
@@ -78,7 +78,7 @@ class _Answer:
         self.rows: list[Row] = []
 
 
-class RetainedPages(LongWork):
+class RetainedPageServer(LongWork):
     """Answers the requests of other cores.
 
     ``position`` returns the offset up to which this core has routed the log of another shard, ``own_end`` the end of its own one;
@@ -167,14 +167,14 @@ class RetainedPages(LongWork):
 
     def _send_page(self, answer: _Answer, after: str, done: bool) -> None:
         routed = {shard: self._position(shard) for shard in self._others}
-        page = RetainedPage(answer.request.number, after, done, routed, answer.rows)
+        page = RetainedAnswer(answer.request.number, after, done, routed, answer.rows)
         journal = self._broker.journal
         if journal.has_pending or not journal.writer_idle:  # by messages that were published here, and may be in the page
             journal.wait_for_commit(CommitGate(partial(self._committed, answer.shard, page)))
         else:
             self._committed(answer.shard, page, False)
 
-    def _committed(self, shard: int, page: RetainedPage, failed: bool) -> None:
+    def _committed(self, shard: int, page: RetainedAnswer, failed: bool) -> None:
         if not failed:
             page.routed[self._own] = self._own_end()
             self._send(shard, encode(page))

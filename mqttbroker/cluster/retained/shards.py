@@ -28,7 +28,7 @@ def keeper(topic: str, shards: Shards, own: int) -> int:
     return own if topic.startswith(LOCAL_ROOT) else shards.of_text(topic)
 
 
-class ClusterRetained:
+class ShardRetained:
     """Sets retained messages, or waits for the cores that do.
 
     ``own_end`` returns the offset behind the last committed record of the own log; ``changed`` is called with the topic of each

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from mqttbroker.cluster.retained.pages import PageRequest, RetainedPage, decode_page, encode
+from mqttbroker.cluster.retained.pages import PageRequest, RetainedAnswer, decode_page, encode
 from mqttbroker.cluster.retained.shards import LOCAL_ROOT
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
@@ -50,9 +50,9 @@ class _Request:
 class _Arrivals(LongWork):
     """Pages that have come, None for the messages of the own shard, until they are taken."""
 
-    def __init__(self, view: RetainedView) -> None:
+    def __init__(self, view: AllShardsRetained) -> None:
         self._view = view
-        self.pages: list[tuple[_Request, RetainedPage | None]] = []
+        self.pages: list[tuple[_Request, RetainedAnswer | None]] = []
 
     @property
     def done(self) -> bool:
@@ -66,7 +66,7 @@ class _Arrivals(LongWork):
         return taken
 
 
-def _cost(page: RetainedPage | None) -> int:
+def _cost(page: RetainedAnswer | None) -> int:
     return 1 if page is None else len(page.rows) + 1
 
 
@@ -89,7 +89,7 @@ def _same(one: Message, other: Message) -> bool:
     )
 
 
-class RetainedView(ReplaySources):
+class AllShardsRetained(ReplaySources):
     """Opens the retained messages of a filter.
 
     ``positions`` returns the offset up to which this core has routed the log of each other shard, and its own one's end, ``find_ends``
@@ -269,7 +269,7 @@ class RetainedView(ReplaySources):
             self._arrived.pages.append((request, page))
             self.broker.turns.add(self._arrived)
 
-    def take(self, request: _Request, page: RetainedPage | None) -> bool:
+    def take(self, request: _Request, page: RetainedAnswer | None) -> bool:
         """Take a page, when this core has routed as much as the other one; false until then."""
         if self._requests.get(request.number) is not request:
             return True
@@ -324,7 +324,7 @@ class _Source(ReplaySource):
     """The retained messages that match one filter: with ``has_own`` those of the own shard are still to be read, ``left`` has the others, and
     of each the last topic that was read."""
 
-    def __init__(self, view: RetainedView, topic_filter: str, has_own: bool, left: dict[int, str]) -> None:
+    def __init__(self, view: AllShardsRetained, topic_filter: str, has_own: bool, left: dict[int, str]) -> None:
         super().__init__()
         self.has_own = has_own
         self.topic_filter = topic_filter

@@ -33,7 +33,7 @@ END_INTERVAL: Final = 1.0  # seconds between two looks at the end of the log by 
 CONNECT_RETRY: Final = 1.0  # seconds until Kafka is tried again at the start
 
 
-class ShardPlace(NamedTuple):
+class ShardOnNode(NamedTuple):
     """A shard of a cluster, and the node that is to own it: ``node`` is new for each start."""
 
     topic: str
@@ -72,7 +72,7 @@ class ShardStatus(NamedTuple):
 
 
 class KafkaStore:
-    """A `sessions.store.interface.Store` on the shard ``place``, whose log is in ``kafka``; its database is in ``directory``.
+    """A `sessions.store.interface.Store` on the shard ``where``, whose log is in ``kafka``; its database is in ``directory``.
 
     From `follow` on it applies the log, from `own` on it takes the shard over, and then it is loaded: `loaded`. A write set that
     Kafka refuses is appended again until it is stored, except for one that never can be. ``on_lost`` is called, on another thread,
@@ -85,7 +85,7 @@ class KafkaStore:
     def __init__(
         self,
         kafka: KafkaLog,
-        place: ShardPlace,
+        where: ShardOnNode,
         directory: Path,
         on_lost: Callable[[str], None],
         timing: Timing = Timing(),
@@ -95,12 +95,12 @@ class KafkaStore:
         self.loaded: Future[Recovered] = Future()
         self.first_state = ViewState(0, NO_EPOCH, b"", 0, False)  # as the tables were opened
         self._kafka = kafka
-        self._place = place
+        self._where = where
         self._timing = timing
         self._sizes = sizes
         self._prepare = prepare
         self._on_lost = on_lost
-        tables = ShardTables(directory, place.shard, place.cluster)
+        tables = ShardTables(directory, where.shard, where.cluster)
         self._follower = TablesFollower(tables, sizes.max_unapplied, self._fail)
         self._committer = Committer(self._follower, timing.append_timeout, sizes.max_record)
         self._thread: threading.Thread | None = None
@@ -251,12 +251,12 @@ class KafkaStore:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         self._running.set()
-        place, timing, kafka = self._place, self._timing, self._kafka
+        where, timing, kafka = self._where, self._timing, self._kafka
         try:
             await self._connect(kafka)
             if self._stop.is_set():
                 return
-            view = LogView(place.shard, place.cluster)
+            view = LogView(where.shard, where.cluster)
             view.restore(await self._open_tables(kafka))
         except Exception as error:
             if not isinstance(error, StoreError):
@@ -265,10 +265,10 @@ class KafkaStore:
             self._fail(str(error))
             return
         self._connected = True
-        ownership = Ownership(view, place.node, timing.lease)
-        shard = self._shard = ShardLog(kafka, ownership, place.takeover, self, self._sizes.max_record)
+        ownership = Ownership(view, where.node, timing.lease)
+        shard = self._shard = ShardLog(kafka, ownership, where.takeover, self, self._sizes.max_record)
         shard.start()
-        reader = kafka.reader({place.shard: view.end}, lambda _, offset, record: shard.read(offset, record))
+        reader = kafka.reader({where.shard: view.end}, lambda _, offset, record: shard.read(offset, record))
         reader.on_pause = lambda: self._pause_reader(reader, shard)
         reader.start()
         work = {asyncio.create_task(one) for one in (
@@ -304,17 +304,17 @@ class KafkaStore:
                     raise StoreError(str(error)) from None
                 if self._connecting != str(error):
                     self._connecting = str(error)
-                    log.warning("event=kafka_not_reached shard=%d reason=%s", self._place.shard, error)
+                    log.warning("event=kafka_not_reached shard=%d reason=%s", self._where.shard, error)
                 await asyncio.sleep(CONNECT_RETRY)
                 continue
             self._connecting = ""
-            if self._place.shard >= shards:
-                raise StoreError(f"{self._place.topic}: has {shards} partitions, none for shard {self._place.shard}")
+            if self._where.shard >= shards:
+                raise StoreError(f"{self._where.topic}: has {shards} partitions, none for shard {self._where.shard}")
             return
 
     async def _open_tables(self, kafka: KafkaLog) -> ViewState:
         """Open the database behind `prepare`."""
-        shard = self._place.shard
+        shard = self._where.shard
         starts: dict[int, int] = {}
         while self._prepare is not None and shard not in starts:
             starts = await kafka.starts([shard])
@@ -340,8 +340,8 @@ class KafkaStore:
         """Look at the end of the log as long as it is another's."""
         while True:
             if self._shard is not None and not self._shard.holds:
-                ends = await kafka.ends([self._place.shard])
-                self._log_end = ends.get(self._place.shard, self._log_end)
+                ends = await kafka.ends([self._where.shard])
+                self._log_end = ends.get(self._where.shard, self._log_end)
             await asyncio.sleep(END_INTERVAL)
 
     async def _drain(self, shard: ShardLog) -> None:
@@ -372,7 +372,7 @@ class KafkaStore:
 
     def _pause_reader(self, reader: LogReader, shard: ShardLog) -> None:
         """Do not read the log while the tables are too far behind, nor as an owner that knows what is in it: each fetch is work for Kafka."""
-        number = self._place.shard
+        number = self._where.shard
         if shard.knows_all:
             reader.held.add(number)
             reader.skip_to(number, shard.ownership.view.end)

@@ -195,7 +195,7 @@ class StreamTopics:
             loop = asyncio.get_running_loop()
             stored_at = loop.time()
             while True:
-                part = _Part(producer)
+                part = _Transaction(producer)
                 until = stored_at + IDLE_INTERVAL
                 while loop.time() < until and part.size < TRANSACTION_BYTES:
                     wait = max(0, min(int((until - loop.time()) * 1000), FETCH_WAIT_MS))
@@ -210,7 +210,7 @@ class StreamTopics:
         finally:
             await consumer.stop()
 
-    def _add(self, part: _Part, view: LogView, offset: int, record: bytes) -> None:
+    def _add(self, part: _Transaction, view: LogView, offset: int, record: bytes) -> None:
         """Add the messages of a record of the log. Raises `BadRecord`, and `ValueError` for a body that is none."""
         for section in stream_sections(view, offset, record):
             stream = self._streams.get(section.name)
@@ -227,7 +227,7 @@ class StreamTopics:
             self._unknown.add(name)
             log.warning("event=stream_not_configured stream=%s shard=%d offset=%d", name, self._source.shard, offset)
 
-    async def _commit(self, producer: AIOKafkaProducer, part: _Part, state: ViewState) -> None:
+    async def _commit(self, producer: AIOKafkaProducer, part: _Transaction, state: ViewState) -> None:
         position = msgspec.json.encode(Position.of(state))
         await producer.begin_transaction()
         sent = [await producer.send_batch(batch, place.topic, partition=place.partition) for place, batch in part.batches()]
@@ -280,7 +280,7 @@ async def last_position(consumer: AIOKafkaConsumer, place: TopicPartition, end: 
         back *= 8
 
 
-class _Part:
+class _Transaction:
     """The messages of one transaction, in batches for each partition of a topic."""
 
     def __init__(self, producer: AIOKafkaProducer) -> None:

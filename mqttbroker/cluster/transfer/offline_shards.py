@@ -17,7 +17,7 @@ from mqttbroker.cluster.kafka.log import KafkaLog, LogFailure
 from mqttbroker.cluster.log.body import encode_body
 from mqttbroker.cluster.log.records import CHANGES, ForeignRecord, decode_header
 from mqttbroker.cluster.log.view import VALID, LogView
-from mqttbroker.cluster.retained.shards import ClusterRetained, keeper
+from mqttbroker.cluster.retained.shards import ShardRetained, keeper
 from mqttbroker.cluster.shard.tables import DATABASE, ShardTables
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
@@ -289,7 +289,7 @@ class _OfflineCore:
         self.waiting: list[BusRecord] = []
         self._tables = tables
         self._state = view.state
-        retained = ClusterRetained(broker, shards, shard, lambda: 0, lambda topic: None)
+        retained = ShardRetained(broker, shards, shard, lambda: 0, lambda topic: None)
         receiver = _Receiver(owner, broker, shard, shards.count, retained)
         self.bus = Bus(broker, shard, shards.count, tables.marks, receiver, lambda log, size: None)
 
@@ -333,7 +333,7 @@ class _OfflineCore:
 
 
 class _Receiver(LocalReceiver):
-    def __init__(self, owner: OfflineShards, broker: Broker, shard: int, shards: int, retained: ClusterRetained) -> None:
+    def __init__(self, owner: OfflineShards, broker: Broker, shard: int, shards: int, retained: ShardRetained) -> None:
         super().__init__(broker, shard, shards)
         self._owner = owner
         self._own = shard

@@ -54,7 +54,7 @@ class ExportedStream(NamedTuple):
     late: int
 
 
-class _Place(NamedTuple):
+class _Bounds(NamedTuple):
     """A partition of a topic: its first offset, and the end of everything that is committed."""
 
     start: int
@@ -155,7 +155,7 @@ class StreamExport:
 
     # -- topics ---------------------------------------------------------------------
 
-    async def _bounds(self, consumer: AIOKafkaConsumer, places: list[TopicPartition]) -> dict[TopicPartition, _Place]:
+    async def _bounds(self, consumer: AIOKafkaConsumer, places: list[TopicPartition]) -> dict[TopicPartition, _Bounds]:
         """The offsets of each partition, once no transaction is open."""
         loop = asyncio.get_running_loop()
         until = loop.time() + SETTLED_WAIT
@@ -177,9 +177,9 @@ class StreamExport:
             starts = await self._kafka(consumer.beginning_offsets(places))
         finally:
             await uncommitted.stop()
-        return {place: _Place(starts[place], ends[place]) for place in places}
+        return {place: _Bounds(starts[place], ends[place]) for place in places}
 
-    async def _copy(self, consumer: AIOKafkaConsumer, stream: Stream, place: TopicPartition, bounds: _Place) -> None:
+    async def _copy(self, consumer: AIOKafkaConsumer, stream: Stream, place: TopicPartition, bounds: _Bounds) -> None:
         """Write the records of one partition."""
         from bridge_spark.log.sealed.gapped import GappedPartition  # needs pyarrow
 
@@ -212,7 +212,7 @@ class StreamExport:
     # -- messages in the logs only -----------------------------------------------------
 
     async def _views(
-        self, consumer: AIOKafkaConsumer, positions: list[TopicPartition], bounds: dict[TopicPartition, _Place], log: KafkaLog,
+        self, consumer: AIOKafkaConsumer, positions: list[TopicPartition], bounds: dict[TopicPartition, _Bounds], log: KafkaLog,
         record_cluster: bytes,
     ) -> tuple[dict[int, int], dict[int, LogView]]:  # fmt: skip
         """From where on each log is not in the topics, and the views that read it from there on."""

@@ -493,7 +493,7 @@ class Connection(ClientConnection):
         elif self.session is not None:
             room_user = self.session.deliveries.room_user
             if room_user is not None:
-                room_user.has_room()
+                room_user.resume()
 
     def halt(self) -> None:
         """Handle no more packets in this iteration of the event loop: the limit of work per iteration is reached."""

@@ -26,7 +26,7 @@ class Redirector:
         for connection in connections:
             if self._allowed < 1.0:
                 break
-            if connection.state == CONNECTED and not connection.terms.own_bridges:
+            if connection.state == CONNECTED and not connection.terms.of_bridges:
                 self._allowed -= 1.0
                 leaving.append(connection)
         for connection in leaving:

@@ -159,7 +159,7 @@ class _Overdue(LongWork):
 
     def __init__(self) -> None:
         self._clients: Clients | None = None
-        self._left: list[Connection] = []  # not checked yet
+        self._unchecked: list[Connection] = []  # not checked yet
         self._now = 0.0  # monotonic seconds
         self._time = 0.0  # Unix seconds
         self._clock_stopped = 0.0  # `Clock.stopped` at the last check
@@ -167,11 +167,11 @@ class _Overdue(LongWork):
 
     @property
     def done(self) -> bool:
-        return not self._left
+        return not self._unchecked
 
     def begin(self, clients: Clients, monotonic: float) -> None:
         self._clients = clients
-        self._left = list(clients.connections)
+        self._unchecked = list(clients.connections)
         self._now = monotonic
         self._time = clients.lifecycle.now
         stopped = clients.lifecycle.clock.stopped
@@ -179,7 +179,7 @@ class _Overdue(LongWork):
         self._clock_stopped = stopped
 
     def step(self, budget: int) -> int:
-        left = self._left
+        left = self._unchecked
         used: int = 0  # in units of `CHECKED_PER_WORK`
         while left and used < budget * CHECKED_PER_WORK:
             used += 1

@@ -141,7 +141,7 @@ class ConnectHandler(ConnectFlow):
     def _admit(self, connection: Connection, packet: Connect) -> int:
         """Hold the packet until the client has its answer; returns its memory in bytes."""
         redirect = self.terms.redirect
-        if redirect is not None and not connection.terms.own_bridges:
+        if redirect is not None and not connection.terms.of_bridges:
             raise MQTTError(redirect.reason_code, "clients go to another server")
         if self.bans.refuses(connection.peer, packet.username, connection.last_received, packet.client_id):
             raise MQTTError(BANNED, BAN_IN_FORCE)
@@ -223,7 +223,7 @@ class ConnectHandler(ConnectFlow):
                 # Of an empty client id, the login or the listener made one.
                 raise MQTTError(CLIENT_IDENTIFIER_NOT_VALID, "not available in a cluster: send the client id")
         connection.client_id = client_id
-        if client_id.startswith(OF_BRIDGES) and not connection.terms.own_bridges:
+        if client_id.startswith(OF_BRIDGES) and not connection.terms.of_bridges:
             raise MQTTError(CLIENT_IDENTIFIER_NOT_VALID, "client ids of this kind are for bridges of the broker")
 
     def _check(self, connection: Connection, will: Will | None) -> None:
@@ -303,7 +303,7 @@ class ConnectHandler(ConnectFlow):
             expiry = 0 if packet.clean_start else NEVER
         else:
             expiry = max(0, packet.properties.session_expiry_interval)
-        if not connection.terms.own_bridges:
+        if not connection.terms.of_bridges:
             expiry = min(expiry, self.terms.max_session_expiry)
         if old is not None and not packet.clean_start:
             session = old

@@ -74,7 +74,7 @@ class ChunkRows:
         self._first: i64 = offset  # rows before it are left out
         self.next_position: i64 = 0  # of the batch behind the current one, in the chunk
         self.next_offset: i64 = offset  # that the next row has at least
-        self._left: i64 = 0  # rows of the current batch behind the current row
+        self._remaining: i64 = 0  # rows of the current batch behind the current row
         self.offset: i64 = 0
         self.flags: i64 = 0
         self.payload_size: i64 = 0
@@ -98,11 +98,11 @@ class ChunkRows:
 
     def next(self) -> bool:
         """Move to the next row; false if there is none. Raises DamagedChunk."""
-        while self._left == 0:
+        while self._remaining == 0:
             if not self._next_batch():
                 return False
         data = self._data
-        self._left -= 1
+        self._remaining -= 1
         self.offset = self.next_offset
         self.next_offset += 1
         self._time_at += 8
@@ -189,7 +189,7 @@ class ChunkRows:
         self._topic_end = self._topics + _number(data, self._topic_ends)
         self._payload_end = self._payloads + _number(data, self._payload_ends)
         self._property_end = self._properties + _number(data, self._property_ends)
-        self._left = count - skipped
+        self._remaining = count - skipped
 
     def _misfit(self, batch: i64) -> DamagedChunk:
         return DamagedChunk(self.next_offset, 0, f"columns do not fill the batch at byte {self.chunk.position + batch}")

@@ -128,7 +128,7 @@ class StreamConsumer(ReaderOwner):
         if not self.blocked:
             self.consumers.wake(self)
 
-    def has_room(self, reader: PartitionReader) -> None:
+    def resume(self, reader: PartitionReader) -> None:
         self.unblock()
         self.consumers.wake(self)
 
@@ -430,7 +430,7 @@ class SessionConsumers(RoomUser):
     def __init__(self) -> None:
         self.by_filter: dict[str, StreamConsumer] = {}
 
-    def has_room(self) -> None:
+    def resume(self) -> None:
         for consumer in self.by_filter.values():
             consumer.unblock()
 

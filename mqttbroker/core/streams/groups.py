@@ -44,7 +44,7 @@ class GroupOffsets(OffsetsUser):
     def reserved(self, offsets: PartitionOffsets) -> None:
         reader = self._group.reader_of(offsets.partition)
         if reader is not None:
-            reader.owner.has_room(reader)
+            reader.owner.resume(reader)
 
     def refused(self, offsets: PartitionOffsets) -> None:
         self._group.seek(offsets.partition)
@@ -155,7 +155,7 @@ class StreamGroup(InFlightOwner):
         reader = self.reader_of(partition)
         if reader is not None:
             self._seek(reader)
-            reader.owner.has_room(reader)
+            reader.owner.resume(reader)
 
     def _seek(self, reader: PartitionReader) -> None:
         time = self.times.get(reader.partition, -1)

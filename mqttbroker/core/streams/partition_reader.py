@@ -37,7 +37,7 @@ class ReaderOwner:
         """The reader has rows, or can ask for some; `step` is to be called."""
 
     @abstractmethod
-    def has_room(self, reader: PartitionReader) -> None:
+    def resume(self, reader: PartitionReader) -> None:
         """A row that had to wait for a commit may be sent."""
 
     @abstractmethod

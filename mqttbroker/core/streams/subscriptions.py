@@ -126,7 +126,7 @@ class StreamPlan:
         self.stops_when_expired = False
 
 
-class _Place:
+class _Start:
     """Where a subscription stands, and what its client asked for."""
 
     def __init__(self, text: str) -> None:
@@ -136,7 +136,7 @@ class _Place:
         self.offsets: dict[int, int] = {}  # by partition, while the client is disconnected; -1: the end of the partition
 
 
-class _StoredPlace(OffsetsUser):
+class _FailedCommits(OffsetsUser):
     """Tells the consumer of a persistent session of a failed commit."""
 
     def __init__(self, consumer: StreamConsumer) -> None:
@@ -149,7 +149,7 @@ class _StoredPlace(OffsetsUser):
         reader = self._consumer.reader_of(offsets.partition)
         if reader is not None and not self._consumer.closed:
             reader.seek(offsets.next_wanted)
-            self._consumer.has_room(reader)
+            self._consumer.resume(reader)
 
 
 class _SessionStreams(SessionConsumers):
@@ -157,7 +157,7 @@ class _SessionStreams(SessionConsumers):
 
     def __init__(self) -> None:
         super().__init__()
-        self.places: dict[str, _Place] = {}
+        self.places: dict[str, _Start] = {}
 
 
 class StreamSubscriptions:
@@ -298,7 +298,7 @@ class StreamSubscriptions:
         if place is None or consumer is None or (plan.text and place.text != plan.text):
             if consumer is not None:
                 consumer.close()
-            place = streams.places[filter_text] = _Place(plan.text)
+            place = streams.places[filter_text] = _Start(plan.text)
             consumer = self._consumer(streams, session, subscription, plan)
             for partition in range(plan.rule.partitions):
                 reader = consumer.add_partition(partition)
@@ -359,7 +359,7 @@ class StreamSubscriptions:
     def _read_stored(self, consumer: StreamConsumer, stored: StoredReader, time: int) -> None:
         """Read from the stored offsets on, or from a time unless it is -1."""
         consumer.stored = stored
-        place = _StoredPlace(consumer)
+        place = _FailedCommits(consumer)
         for offsets in stored.partitions:
             offsets.user = place
             reader = consumer.add_partition(offsets.partition)
@@ -450,7 +450,7 @@ class StreamSubscriptions:
 
     def _resume(self, session: Session, filter_text: str, subscription: Subscription) -> None:
         streams = session.deliveries.room_user
-        place: _Place | None = None
+        place: _Start | None = None
         if streams is not None:
             assert isinstance(streams, _SessionStreams)
             place = streams.places.get(filter_text)

@@ -81,7 +81,7 @@ class _QueueReaders(ReaderOwner):
             self._queue.leave_out(offsets, int(reader.next_offset))
         self._queue.wake()
 
-    def has_room(self, reader: PartitionReader) -> None:
+    def resume(self, reader: PartitionReader) -> None:
         self._queue.wake()
 
     def expired(self, reader: PartitionReader, offset: int) -> None:

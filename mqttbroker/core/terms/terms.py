@@ -25,13 +25,13 @@ class ListenerTerms:
     """The terms for clients of one listener; times in seconds, sizes in bytes.
 
     ``listener`` is its address as in the log; ``rules`` names its `Rules`, None = the common ones; limits by address
-    are by ``networks``. A limit by address or a rate of 0 is none. ``own_bridges``: the clients are bridges of this
+    are by ``networks``. A limit by address or a rate of 0 is none. ``of_bridges``: the clients are bridges of this
     broker.
     """
 
     def __init__(self) -> None:
         self.listener = ""
-        self.own_bridges = False
+        self.of_bridges = False
         self.rules: str | None = None
         self.networks = Networks()
         self.max_connections_per_address = 0

@@ -18,7 +18,7 @@ from mqttbroker.cluster.links import messages
 from mqttbroker.cluster.links.keys import key_of, proof
 from mqttbroker.cluster.links.peer import Peer
 from mqttbroker.cluster.links.server import CONNECTS, MAX_LINE, WORKER, Hello, LinkServer, _Greeted, _Greeting
-from mqttbroker.cluster.retained.pages import PageRequest, RetainedPage, decode_page, decode_request
+from mqttbroker.cluster.retained.pages import PageRequest, RetainedAnswer, decode_page, decode_request
 from mqttbroker.codec.frames import encode_publish
 from mqttbroker.codec.reason_codes import MQTTError
 from mqttbroker.core.packets.core_link import SHARED_TOPIC, LinkHandler
@@ -290,7 +290,7 @@ class Messages(Target):
         yield packet(SHARED_TOPIC, b"\x00\x03g/t")
         yield packet(b"$core/retained/request", msgspec.msgpack.encode(PageRequest(1, "#", "", 1000, {0: 5})))
         row = ("t", b"x", 0, b"", "c", 1, 0)
-        yield packet(b"$core/retained/answer", msgspec.msgpack.encode(RetainedPage(1, "", True, {0: 5}, [row])))
+        yield packet(b"$core/retained/answer", msgspec.msgpack.encode(RetainedAnswer(1, "", True, {0: 5}, [row])))
         yield packet(b"$core/\xff", b"") + packet(b"a/b", b"x")
         # Inputs that once ended with an exception.
         yield packet(messages.TOPIC, b"\x93\xa6update\x01\x91\x93\x02\xa1\xff\x90")

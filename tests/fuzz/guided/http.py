@@ -34,7 +34,7 @@ class Http(Target):
         "mqttbroker.admin.http.server",
         "mqttbroker.admin.http.consumers",
         "mqttbroker.admin.http.streams",
-        "mqttbroker.admin.http.gate",
+        "mqttbroker.admin.http.admission",
         "mqttbroker.admin.http.access",
         "bridge_spark.source.consumers",
     )

@@ -46,7 +46,7 @@ def test_each_term_has_the_value_of_the_setting_of_its_name(tmp_path: Path, targ
     special = {"rules": "rules", "listener": "127.0.0.1:1883", "redirect": None, "max_memory": 0} | CONVERTED
     if target is ListenerTerms:
         assert (found.networks.ipv4_prefix, found.networks.ipv6_prefix) == (limits.ipv4_prefix, limits.ipv6_prefix)
-        special |= {"networks": found.networks, "own_bridges": False, "certificate_identity": ("cn",), "ignores_username_query": False}
+        special |= {"networks": found.networks, "of_bridges": False, "certificate_identity": ("cn",), "ignores_username_query": False}
     expected = {
         name: special[name] if name in special else getattr(limits, name, getattr(settings, name, None)) for name in fields_of(target())
     }

@@ -13,8 +13,8 @@ import pytest
 
 from mqttbroker.config.settings import Http, Listener, Settings
 from mqttbroker.net.passed_sockets import PassedSockets
-from mqttbroker.server.own_parts import OwnParts
 from mqttbroker.server.server import Server
+from mqttbroker.server.single_parts import SingleParts
 from mqttbroker.system.service_manager import ServiceManager
 
 pytestmark = pytest.mark.one_build
@@ -33,7 +33,7 @@ def server(directory: Path, listening: socket.socket | None = None) -> Server:
     settings = Settings(data_dir=directory, http=Http(port=0), listeners=(Listener(port=port),))
     passed = PassedSockets({})
     return Server(
-        OwnParts(settings, passed), settings, lambda: settings, ServiceManager({}), passed, lambda: os.kill(os.getpid(), signal.SIGTERM)
+        SingleParts(settings, passed), settings, lambda: settings, ServiceManager({}), passed, lambda: os.kill(os.getpid(), signal.SIGTERM)
     )
 
 

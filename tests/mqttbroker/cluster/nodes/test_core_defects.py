@@ -24,7 +24,7 @@ class Store:
 
 
 class Core:
-    """In the place of a `ShardCore`."""
+    """In the place of a `ShardParts`."""
 
     def __init__(self, *arguments: object) -> None:
         self.store = Store()
@@ -32,7 +32,7 @@ class Core:
 
 async def test_a_core_whose_state_cannot_be_reported_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reason: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    monkeypatch.setattr(shard_process, "ShardCore", Core)
+    monkeypatch.setattr(shard_process, "ShardParts", Core)
     monkeypatch.setattr(shard_process, "configure_log", lambda log: None)
     monkeypatch.setattr(shard_process, "set_umask", lambda mode: None)
     mine, its = socket.socketpair()

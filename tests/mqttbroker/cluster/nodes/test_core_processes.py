@@ -9,13 +9,13 @@ from support.patience import PATIENCE
 
 from mqttbroker.cluster.nodes import core_processes
 from mqttbroker.cluster.nodes.core_control import OWNER, Status, decode_status, encode_line
-from mqttbroker.cluster.nodes.core_processes import FOLLOW, SERVE, ShardCore
+from mqttbroker.cluster.nodes.core_processes import FOLLOW, SERVE, CoreProcess
 
 pytestmark = pytest.mark.one_build
 
 
 def test_missing_links_and_a_failure_of_streams_are_warnings_of_an_owner_that_stays_ready() -> None:
-    core = ShardCore(3, str, lambda: None, lambda: 1.0, lambda _: None)
+    core = CoreProcess(3, str, lambda: None, lambda: 1.0, lambda _: None)
     assert core.warnings() == []
     core.role = SERVE
     assert core.warnings() == []
@@ -41,7 +41,7 @@ async def test_a_core_is_started_again_after_a_defect(monkeypatch: pytest.Monkey
         raise RuntimeError("no child watcher")
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", fail)
-    core = ShardCore(3, str, lambda: None, lambda: 1.0, lambda _: None)
+    core = CoreProcess(3, str, lambda: None, lambda: 1.0, lambda _: None)
     core.take_role(FOLLOW, 0.0, 1)
     async with asyncio.timeout(PATIENCE):
         await tried.wait()

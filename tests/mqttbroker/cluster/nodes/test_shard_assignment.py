@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mqttbroker.cluster.nodes.assignment import Member, Place, assign
+from mqttbroker.cluster.nodes.assignment import Member, ShardNodes, assign
 
 pytestmark = pytest.mark.one_build
 
 
-def settle(shards: int, names: list[str], places: list[Place], standbys: int = 1, draining: str = "") -> list[Place]:
+def settle(shards: int, names: list[str], places: list[ShardNodes], standbys: int = 1, draining: str = "") -> list[ShardNodes]:
     """The places after all nodes have done what they were told and follow their shards to the end, again and again."""
     for _ in range(20):
         members = [
@@ -31,11 +31,11 @@ def settle(shards: int, names: list[str], places: list[Place], standbys: int = 1
     raise AssertionError("it never ends")
 
 
-def fresh(shards: int, names: list[str], standbys: int = 1) -> list[Place]:
+def fresh(shards: int, names: list[str], standbys: int = 1) -> list[ShardNodes]:
     return settle(shards, names, assign(shards, [Member(name) for name in names], standbys), standbys)
 
 
-def loads(places: list[Place], names: list[str]) -> list[int]:
+def loads(places: list[ShardNodes], names: list[str]) -> list[int]:
     return [sum(place.owner == name for place in places) for name in names]
 
 
@@ -131,10 +131,10 @@ def test_a_shard_goes_back_to_a_node_where_its_core_failed_only_if_its_owner_dra
 
 def test_an_operators_choice_moves_a_shard_once_the_node_follows_it() -> None:
     owned = {0: 1, 1: 1}
-    assert assign(2, [Member("a", owned), Member("b", {})], pins={0: "b", 1: "a"})[0] == Place("a", ["b"])
+    assert assign(2, [Member("a", owned), Member("b", {})], pins={0: "b", 1: "a"})[0] == ShardNodes("a", ["b"])
     warm = Member("b", {}, frozenset({0}), frozenset({0}))
     assert assign(2, [Member("a", owned), warm], pins={0: "b", 1: "a"})[0].owner == "b"
 
 
 def test_without_members_there_is_no_owner() -> None:
-    assert assign(2, []) == [Place(None, []), Place(None, [])]
+    assert assign(2, []) == [ShardNodes(None, []), ShardNodes(None, [])]

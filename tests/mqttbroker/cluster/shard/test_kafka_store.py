@@ -23,7 +23,7 @@ from support.store_writer import Writer
 
 from mqttbroker.cluster.kafka import brokers as kafka_brokers
 from mqttbroker.cluster.kafka.log import KafkaLog
-from mqttbroker.cluster.shard.store import KafkaStore, ShardPlace
+from mqttbroker.cluster.shard.store import KafkaStore, ShardOnNode
 from sessions.store.interface import StoreError
 from sessions.write_set import WriteSet
 
@@ -141,7 +141,7 @@ def test_a_log_that_cannot_be_used_is_named(kafka: KafkaCluster, tmp_path: Path,
         store.recover()
         store.stop()
     store = opened(kafka.bootstrap, "foreign-store", tmp_path / "second", "node-2", lost)
-    place: ShardPlace = change(store._place)  # type: ignore[assignment]
+    place: ShardOnNode = change(store._where)  # type: ignore[assignment]
     log = KafkaLog({"bootstrap_servers": kafka.bootstrap}, place.topic, 5.0)
     other = KafkaStore(log, place, tmp_path / "other", lost)
     with pytest.raises(StoreError, match=reason):

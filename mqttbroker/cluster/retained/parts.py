@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, Protocol
 
-from mqttbroker.cluster.retained.pages import RetainedPages
-from mqttbroker.cluster.retained.shards import ClusterRetained
-from mqttbroker.cluster.retained.view import RetainedView
+from mqttbroker.cluster.retained.pages import RetainedPageServer
+from mqttbroker.cluster.retained.shards import ShardRetained
+from mqttbroker.cluster.retained.view import AllShardsRetained
 from mqttbroker.cluster.shards import Shards
 from mqttbroker.core.broker import Broker
 from sessions.message import Message
@@ -27,7 +27,7 @@ class Links(Protocol):
         """Call ``done`` when all messages with RETAIN that were published on other cores before are in their logs."""
 
 
-class RetainedMessages:
+class RetainedParts:
     """The retained messages of the topics of the shard ``own``, and the way to those of the others.
 
     To be made before the stored rows are restored. ``view`` opens those of all shards, and ``writer`` takes those that are published. ``position(shard)`` is the offset up to which the bus has routed the log
@@ -48,7 +48,7 @@ class RetainedMessages:
         def positions() -> dict[int, int]:
             return {shard: own_end() if shard == own else position(shard) for shard in range(shards.count)}
 
-        self.view = RetainedView(
+        self.view = AllShardsRetained(
             broker,
             shards,
             own,
@@ -57,8 +57,8 @@ class RetainedMessages:
             self._uncommitted,
             lambda shard, body: links.send(shard, REQUEST, body),
         )
-        self._pages = RetainedPages(broker, shards, own, position, own_end, lambda shard, body: links.send(shard, ANSWER, body))
-        self.writer = ClusterRetained(broker, shards, own, own_end, self.view.changed)
+        self._pages = RetainedPageServer(broker, shards, own, position, own_end, lambda shard, body: links.send(shard, ANSWER, body))
+        self.writer = ShardRetained(broker, shards, own, own_end, self.view.changed)
         broker.retained.keep_sorted()
 
     def _uncommitted(self) -> bool:

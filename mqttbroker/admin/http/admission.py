@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 audit = logging.getLogger("mqttbroker.audit")
 
 
-class Gate:
+class RequestAdmission:
     """Finds the sender of each request, and whether it has the right for it.
 
     ``access`` and ``context``, the present certificates and authorities, may be replaced by any thread. ``clock``

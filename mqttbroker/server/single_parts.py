@@ -1,4 +1,4 @@
-"""The parts of a broker on its own: a store and streams on its disk, and sockets that listen."""
+"""The parts of a single broker: a store and streams on its disk, and sockets that listen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sessions.store.writer import SqliteStore
 log = logging.getLogger("mqttbroker")
 
 
-class OwnParts:
+class SingleParts:
     """The `BrokerParts` of a broker with these settings. Its listeners use the sockets of ``passed`` that have their addresses."""
 
     clustered = False
