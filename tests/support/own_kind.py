@@ -41,6 +41,7 @@ from sessions.store.database import Database  # noqa: E402
 from sessions.store.interface import Recovered  # noqa: E402
 from sessions.store.tables import SqliteTables  # noqa: E402
 from sessions.store.writer import SqliteStore  # noqa: E402
+from support.journal import close_batch  # noqa: E402
 from support.store_writer import Writer  # noqa: E402
 
 SHARDS = 3
@@ -75,7 +76,7 @@ def write(database: Path) -> None:
     writer = Writer(store)
 
     def commit() -> None:
-        assert writer.outcome(journal.close_batch()) is None
+        assert writer.outcome(close_batch(journal)) is None
         journal.committed()
 
     for number in (1, 2, 3):
@@ -88,7 +89,7 @@ def write(database: Path) -> None:
     for number in (1, 2):
         journal.remove(NOTES, (number, "gone"))
         journal.save(NOTES, NoteRow(number, "later", b"4"))
-    journal.close_batch()
+    close_batch(journal)
     journal.failed()  # written again with the next batch
     commit()
     os._exit(0)
