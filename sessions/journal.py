@@ -18,7 +18,7 @@ from sessions.counters import Counters
 from sessions.message import Message
 from sessions.producers import Producer
 from sessions.readers.partition_offsets import PartitionOffsets
-from sessions.row_kinds import KINDS, MARKS, OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, K, R, RowKind, changes_of_kinds
+from sessions.row_kinds import KINDS, MARKS, OFFSETS, PRODUCERS, READERS, RETAINED, SESSIONS, K, KindChanges, R, RowKind, changes_of_kinds
 from sessions.rows import EntryKey, OffsetsRow, ProducerKey, received_key, received_row
 from sessions.write_set import BusMessages, EntryQuery, PageRequest, WriteSet
 
@@ -124,6 +124,10 @@ class Entry:
         return _STORED_PHASE_1[self.phase] if self.qos == 1 else _STORED_PHASE_2[self.phase]
 
 
+# Of all batches in which no row of a kind changes, which spares most commits many empty dictionaries.
+_NO_CHANGES: Final = changes_of_kinds()
+
+
 class _Batch:
     """The operations between two closings; of several on one key the last counts."""
 
@@ -132,8 +136,7 @@ class _Batch:
         self.updates: list[Entry] = []
         self.deleted_entries: list[EntryKey] = []
         self.received: dict[object, int] = {}  # by `received_key`
-        self.kinds = changes_of_kinds()
-        self.retained = self.kinds[RETAINED.number]
+        self.kinds = _NO_CHANGES  # by number; others than these once a row changes
         self.deleted_sessions = self.kinds[SESSIONS.number].removed
         self.streams: dict[tuple[str, int], list[Message]] = {}
         self.bus: BusMessages | None = None  # in a cluster
@@ -148,6 +151,13 @@ class _Batch:
         self.rows = 0  # bytes of other rows than messages, part of `size`
         self.carried = 0  # bytes of rows of failed batches, not part of `size`: they stop no client from being read
         self.empty = True
+
+    def changes_of(self, kind: RowKind[Any, Any]) -> KindChanges:
+        """The changes of a kind, to which the caller may add."""
+        if self.kinds is _NO_CHANGES:
+            self.kinds = changes_of_kinds()
+            self.deleted_sessions = self.kinds[SESSIONS.number].removed
+        return self.kinds[kind.number]
 
     def count_row(self, text_size: int) -> None:
         size: int = ROW_OVERHEAD + text_size
@@ -292,16 +302,16 @@ class Journal:
         """Store the retained message of a topic; None deletes it."""
         batch = self._gathering
         if message is None:
-            batch.retained.remove(topic)
+            batch.changes_of(RETAINED).remove(topic)
             batch.count_row(len(topic))
         else:
-            batch.retained.save(topic, message)
+            batch.changes_of(RETAINED).save(topic, message)
             batch.count_row(message.size)
 
     def save(self, kind: RowKind[R, K], row: R) -> None:
         """Store a row in the place of the one with its key."""
         batch = self._gathering
-        changes = batch.kinds[kind.number]
+        changes = batch.changes_of(kind)
         key: object = kind.key_of(row)
         size: int = kind.size_of(row)
         before: object = changes.saved.get(key)
@@ -325,7 +335,7 @@ class Journal:
         """Delete the row with a key, and all that it owns: those of a session are its subscriptions, packet ids and entries."""
         assert kind.removed_at >= 0, "rows of this kind are removed with their owners only"
         batch = self._gathering
-        batch.kinds[kind.number].remove(key)
+        batch.changes_of(kind).remove(key)
         batch.count_row(kind.key_size(key))
 
     def write_rest(self) -> None:
@@ -426,7 +436,10 @@ class Journal:
     def wait_for_retained(self, gate: Gate, topic: str) -> None:
         """Have a gate wait until earlier changes of a topic's retained message are on disk."""
         for batch in (self._writing, self._gathering):
-            if batch is not None and (topic in batch.retained.saved or topic in batch.retained.removed):
+            if batch is None:
+                continue
+            changes = batch.kinds[RETAINED.number]
+            if topic in changes.saved or topic in changes.removed:
                 gate.pending += 1
                 batch.gates.append(gate)
 
@@ -440,21 +453,8 @@ class Journal:
         self._writing = batch
         self._visited = 0
         write_set = WriteSet()
-        for kind in KINDS:
-            changes = batch.kinds[kind.number]
-            if not changes.saved and not changes.removed:
-                continue
-            owner = kind.owner
-            if owner is not None and kind.removed_with_owner:
-                owners = batch.kinds[owner.number].removed
-                if owners:
-                    changes.leave_out(owners)
-            gone = changes.removed
-            if kind.numbered and gone:
-                write_set.rows[kind.number] = [row for key, row in changes.saved.items() if key not in gone]
-            else:
-                write_set.rows[kind.number] = list(changes.saved.values())
-            write_set.removed_keys[kind.number] = list(gone)
+        if batch.kinds is not _NO_CHANGES:
+            self._add_kinds(batch, write_set)
         deleted = batch.deleted_sessions
         write_set.deleted_entries = batch.deleted_entries
         pair: Any
@@ -482,6 +482,24 @@ class Journal:
         write_set.queries = batch.queries
         write_set.after_failure = batch.after_failure
         self._closing = write_set
+
+    def _add_kinds(self, batch: _Batch, write_set: WriteSet) -> None:
+        """Add the rows of all kinds, without those that are removed with their owners."""
+        for kind in KINDS:
+            changes = batch.kinds[kind.number]
+            if not changes.saved and not changes.removed:
+                continue
+            owner = kind.owner
+            if owner is not None and kind.removed_with_owner:
+                owners = batch.kinds[owner.number].removed
+                if owners:
+                    changes.leave_out(owners)
+            gone = changes.removed
+            if kind.numbered and gone:
+                write_set.rows[kind.number] = [row for key, row in changes.saved.items() if key not in gone]
+            else:
+                write_set.rows[kind.number] = list(changes.saved.values())
+            write_set.removed_keys[kind.number] = list(gone)
 
     def continue_closing(self, count: int = CLOSED_AT_ONCE) -> WriteSet | None:
         """Turn the next ``count`` entries into rows; returns all rows if that was the last part."""
@@ -683,18 +701,8 @@ class Journal:
         """Put the changes of a failed batch before those gathered since."""
         new = self._gathering
         new.carried += old.carried + old.rows
-        for kind in KINDS:
-            later = new.kinds[kind.number]
-            earlier = old.kinds[kind.number]
-            owner = kind.owner
-            for key in earlier.removed:
-                if key not in later.saved:
-                    later.removed[key] = True
-            for key, row in earlier.saved.items():
-                if key not in later.saved and key not in later.removed:
-                    later.saved[key] = row
-            if owner is not None and kind.removed_with_owner and new.kinds[owner.number].removed:
-                later.leave_out(new.kinds[owner.number].removed)
+        if old.kinds is not _NO_CHANGES:
+            self._retry_kinds(old)
         pair: Any
         for pair, change in old.received.items():
             # What was added is refused, but not what was removed before it.
@@ -717,3 +725,18 @@ class Journal:
         # Only a write shows that the store has recovered.
         new.after_failure = True
         new.empty = False
+
+    def _retry_kinds(self, old: _Batch) -> None:
+        new = self._gathering
+        for kind in KINDS:
+            later = new.changes_of(kind)
+            earlier = old.kinds[kind.number]
+            owner = kind.owner
+            for key in earlier.removed:
+                if key not in later.saved:
+                    later.removed[key] = True
+            for key, row in earlier.saved.items():
+                if key not in later.saved and key not in later.removed:
+                    later.saved[key] = row
+            if owner is not None and kind.removed_with_owner and new.kinds[owner.number].removed:
+                later.leave_out(new.kinds[owner.number].removed)

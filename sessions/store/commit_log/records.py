@@ -8,6 +8,7 @@ retained messages and a stream may refer to it by its place in the list.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from types import GenericAlias
 from typing import Any, NamedTuple
 
@@ -81,6 +82,19 @@ PLACES = len(_TYPES)
 # The places that records of all versions have; older ones end before the others.
 _ALWAYS = 16
 
+
+def _places() -> list[int]:
+    """For each place in the rows, which of the parts in `_encode_changes` is there."""
+    fixed = (_MESSAGES, _QUEUED, _ENTRIES, _ENTRY_UPDATES, _DELETED_ENTRIES, _RECEIVED, _DELETED_RECEIVED, _STREAMS)
+    part_of = {place: part for part, place in enumerate(fixed)}
+    for kind in _RECORDED:
+        part_of[kind.saved_at] = len(fixed) + kind.number
+        part_of[kind.removed_at] = len(fixed) + len(KINDS) + kind.number
+    return [part_of[place] for place in range(PLACES)]
+
+
+_in_places = itemgetter(*_places())
+
 # The first `_QUEUED` messages are inserted for the queue; `_STREAMS` has the places of the messages of each extent, and a kind of
 # messages those of its own.
 _Rows = msgspec.defstruct(
@@ -109,11 +123,7 @@ def _encode_changes(write_set: WriteSet, stream_messages: dict[Partition, list[M
     messages: list[Message] = write_set.messages
     extents: list[tuple[str, int, int, int]] = []
     streams: list[list[int]] = []
-    rows: list[Any] = [None] * PLACES
-    for kind in _RECORDED:
-        rows[kind.saved_at] = write_set.rows[kind.number]
-        if kind.removed_at >= 0:
-            rows[kind.removed_at] = write_set.removed_keys[kind.number]
+    rows = list(write_set.rows)
     kept = [kind for kind in _OF_MESSAGES if write_set.rows[kind.number]]
     if kept or stream_messages:
         places = {id(message): place for place, message in enumerate(messages)}
@@ -126,20 +136,24 @@ def _encode_changes(write_set: WriteSet, stream_messages: dict[Partition, list[M
             return place
 
         for kind in kept:
-            rows[kind.saved_at] = [place_of(message) for message in write_set.rows[kind.number]]
+            rows[kind.number] = [place_of(message) for message in write_set.rows[kind.number]]
         for (stream, partition), records in stream_messages.items():
             first = ends[stream, partition]
             extents.append((stream, partition, first, first + len(records)))
             streams.append([place_of(message) for message in records])
-    rows[_MESSAGES] = message_rows(messages)
-    rows[_QUEUED] = len(write_set.messages)
-    rows[_ENTRIES] = write_set.entries
-    rows[_ENTRY_UPDATES] = write_set.entry_updates
-    rows[_DELETED_ENTRIES] = write_set.deleted_entries
-    rows[_RECEIVED] = write_set.received
-    rows[_DELETED_RECEIVED] = write_set.deleted_received
-    rows[_STREAMS] = streams
-    return _encode((extents, rows))
+    parts = (
+        message_rows(messages),
+        len(write_set.messages),
+        write_set.entries,
+        write_set.entry_updates,
+        write_set.deleted_entries,
+        write_set.received,
+        write_set.deleted_received,
+        streams,
+        *rows,
+        *write_set.removed_keys,
+    )
+    return _encode((extents, _in_places(parts)))
 
 
 def decode_extents(body: bytes) -> list[StreamExtent]:
