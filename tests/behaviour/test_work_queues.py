@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from support.api_client import ACCESS, Api
 from support.broker_process import BrokerProcess
+from support.core import wait_until
 from support.metric_samples import samples
 from support.raw_client import RawClient
 
@@ -291,8 +292,7 @@ def test_depth_and_age_stand_in_metrics_and_sys(broker: BrokerProcess) -> None:
         assert metrics["mqttbroker_queue_consumers" + labels] == 1
         assert metrics["mqttbroker_queue_redeliveries_total" + labels] == 1
         assert metrics["mqttbroker_queue_dead_letters_total" + labels] == 0
-        while not samples(broker.get("/metrics"))["mqttbroker_queue_oldest_seconds" + labels]:
-            pass
+        wait_until(lambda: samples(broker.get("/metrics"))["mqttbroker_queue_oldest_seconds" + labels])
     with RawClient(broker.port) as operator:
         operator.connect()
         operator.subscribe("$SYS/broker/queues/jobs/#", options=0)

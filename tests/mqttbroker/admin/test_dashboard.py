@@ -152,8 +152,7 @@ def test_overview_follows_the_broker(open_page: Open, connect: Connect) -> None:
 def test_charts_begin_before_the_page_was_opened(start_broker: Start, open_page: Open) -> None:
     broker = start_broker(config={"http": {"access": ACCESS, "history_interval": "1s", "history_length": "15m"}})
     api = Api(broker, "viewer")
-    while len(api.get("/history")["times"]) < 4:
-        pass
+    wait_until(lambda: len(api.get("/history")["times"]) >= 4)
     page = open_page(at=broker.url, role="viewer")
     choice = page.get_by_role("group", name="Time that the charts show")
     expect(choice.get_by_role("button")).to_have_text(["5 min", "15 min"])

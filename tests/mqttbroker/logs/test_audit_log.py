@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from support.broker_process import BrokerProcess, to_toml
 from support.command_line import run
+from support.core import wait_until
 from support.raw_client import RawClient
 
 from mqttbroker.codec.packets import Will
@@ -28,8 +29,7 @@ def lines(file: Path, wanted: str) -> list[str]:
 
 def wait_for(file: Path, wanted: str) -> str:
     """The first line of a file that has the text; waits until there is one."""
-    while not lines(file, wanted):
-        pass
+    wait_until(lambda: lines(file, wanted))
     return lines(file, wanted)[0]
 
 
@@ -122,8 +122,7 @@ def test_file_is_opened_again_on_sighup(start_broker: Start, file: Path, tmp_pat
     broker = start_broker(config=config(file, tmp_path))
     file.rename(tmp_path / "audit.log.1")
     os.kill(broker.pid, signal.SIGHUP)
-    while not file.exists():
-        pass
+    wait_until(file.exists)
     with RawClient(broker.port) as client:
         client.connect("dev")
         client.publish("in/1", qos=1)

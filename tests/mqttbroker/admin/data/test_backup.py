@@ -91,8 +91,7 @@ def test_a_backup_under_load_is_consistent(tmp_path: Path, start_broker: Start) 
     broker = start_broker(data_dir=tmp_path / "data", config=STREAM)
     with Load(broker) as load:
         for number in range(4):
-            while load.acknowledged < 1000 * number + 200:
-                pass
+            wait_until(lambda: load.acknowledged >= 1000 * number + 200)
             acknowledged = load.acknowledged
             summary = back_up(tmp_path / "data", tmp_path / f"backup-{number}")
             assert summary.startswith(f"{tmp_path}/backup-{number}: 1 sessions, 1 subscriptions, ")
@@ -121,8 +120,7 @@ def test_retention_during_a_backup(tmp_path: Path, start_broker: Start) -> None:
     broker = start_broker(data_dir=tmp_path / "data", config=config)
     with Load(broker) as load:
         for number in range(3):
-            while load.acknowledged < 3000 * (number + 1):
-                pass
+            wait_until(lambda: load.acknowledged >= 3000 * (number + 1))
             back_up(tmp_path / "data", tmp_path / f"backup-{number}")
             restore(tmp_path / f"backup-{number}", tmp_path / f"restored-{number}")
             assert check(tmp_path / f"restored-{number}").problems == []
@@ -136,8 +134,7 @@ def test_retention_during_a_backup(tmp_path: Path, start_broker: Start) -> None:
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     data_dir = tmp_path_factory.mktemp("sound") / "data"
     with BrokerProcess(data_dir, STREAM) as broker, Load(broker) as load:
-        while load.acknowledged < 500:
-            pass
+        wait_until(lambda: load.acknowledged >= 500)
     return data_dir
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from support.broker_process import BrokerProcess
+from support.core import wait_until
 from support.http_server import http_server
 from support.patience import PATIENCE
 
@@ -331,8 +332,7 @@ def test_a_stalled_reader_is_disconnected(service: Service, logs: StreamLogs, mo
     size = large(logs)
     client = stalled(service)
     monkeypatch.setattr(http_streams, "MAX_DOWNLOADS", 1)
-    while service.get("/streams/s/0/" + FILE)[0] == 503:
-        pass
+    wait_until(lambda: service.get("/streams/s/0/" + FILE)[0] != 503)
     received = 0
     try:
         while data := client.recv(1 << 20):
@@ -403,8 +403,7 @@ def test_too_many_downloads_are_503(service: Service, logs: StreamLogs, monkeypa
     assert (status, headers["retry-after"]) == (503, "1")
     assert service.json("/streams")
     client.close()
-    while service.get(f"/streams/s/0/{FILE}")[0] == 503:
-        pass
+    wait_until(lambda: service.get(f"/streams/s/0/{FILE}")[0] != 503)
 
 
 def test_stop_does_not_wait_for_a_stalled_reader(logs: StreamLogs, monkeypatch: pytest.MonkeyPatch) -> None:

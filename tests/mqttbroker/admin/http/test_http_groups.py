@@ -11,6 +11,7 @@ from urllib.error import HTTPError
 import pytest
 from support.broker_process import BrokerProcess
 from support.command_line import run
+from support.core import wait_until
 from support.metric_samples import samples
 from support.raw_client import RawClient
 
@@ -77,8 +78,9 @@ def test_lag_of_a_group_stands_with_that_of_other_consumers(broker: BrokerProces
         "group": "g", "filter": "", "offsets": [{"partition": 0, "offset": 4}], "in_flight": 6, "redelivered": 0,
         "refused": 0, "members": [{"client_id": "member", "partitions": [0]}],
     }]  # fmt: skip
-    while b'mqttbroker_stream_consumer_lag{consumer="$share/g",partition="0",stream="log"} 6.0' not in (broker.get("/metrics", HEADERS)):
-        pass
+    wait_until(
+        lambda: b'mqttbroker_stream_consumer_lag{consumer="$share/g",partition="0",stream="log"} 6.0' in broker.get("/metrics", HEADERS)
+    )
     shown = run("consumers", "--url", broker.url, "--token", TOKEN, cwd=broker.directory)
     assert shown.returncode == 0 and "$share/g" in shown.stdout
 
