@@ -15,6 +15,7 @@ from chaos.log_reader import LogReader
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
 from support.spark_session import python_path
+from support.worker_fork_server import worker_python
 
 ALERTS = 3
 
@@ -22,7 +23,8 @@ ALERTS = 3
 @pytest.mark.one_build
 def test_the_actuator_is_sent_alerts(tmp_path: Path) -> None:
     environment = os.environ | {
-        "PYTHONPATH": python_path(), "PYSPARK_SUBMIT_ARGS": f'--driver-java-options "{QUICK_JVM}" pyspark-shell',
+        "PYTHONPATH": python_path(), "PYSPARK_PYTHON": worker_python(python_path()),
+        "PYSPARK_SUBMIT_ARGS": f'--driver-java-options "{QUICK_JVM}" pyspark-shell',
     }  # fmt: skip
     command = [sys.executable, str(ROOT / "docs/examples/alerts/run.py"), "--alerts", str(ALERTS)]
     done = subprocess.run([*command, "--keep", str(tmp_path)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)

@@ -191,6 +191,12 @@ assert len(duckdb.sql({query!r}).fetchall()) == 2
 """
 
 
+def environment() -> dict[str, str]:
+    """The environment of the examples with Spark."""
+    python = {"PYTHONPATH": python_path(), "PYSPARK_PYTHON": worker_python(python_path())}
+    return {**os.environ, **python, "PYSPARK_SUBMIT_ARGS": FAST}
+
+
 def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerProcess]) -> None:
     history = tmp_path / "history"
     history.mkdir()
@@ -221,17 +227,11 @@ def test_python_blocks_run(tmp_path: Path, start_broker: Callable[..., BrokerPro
                 (page, 0, UPSERTED),
                 (page, 0, ingest_and_query(page, broker, tmp_path)),
             ]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": python_path(),
-        "PYSPARK_PYTHON": worker_python(python_path()),
-        "PYSPARK_SUBMIT_ARGS": FAST,
-    }
     done = subprocess.run(
         [sys.executable, "-c", RUN],
         input=json.dumps(program),
         cwd=tmp_path,
-        env=environment,
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

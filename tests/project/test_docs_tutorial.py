@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from project.test_docs_examples import BLOCK, FAST
+from project.test_docs_examples import BLOCK, environment
 from support.broker_process import BrokerProcess
 from support.paths import ROOT
-from support.spark_session import python_path
 
 PAGE = ROOT / "docs" / "tutorial.md"
 SETUP = ("make demo", ".venv/bin/pip install", "export PATH", "mkdir ")  # `make test` has installed these
@@ -55,7 +53,6 @@ def run(command: str, port: int, directory: Path) -> str:
     command = re.sub(r"^mqttbroker", f"{sys.executable} -P -m mqttbroker", command)
     command = re.sub(r"^python", f"{sys.executable} -P", command)
     done = subprocess.run(
-        command, shell=True, cwd=directory, env={**os.environ, "PYTHONPATH": python_path(), "PYSPARK_SUBMIT_ARGS": FAST}, text=True,
-        capture_output=True, timeout=120, check=False)  # fmt: skip
+        command, shell=True, cwd=directory, env=environment(), text=True, capture_output=True, timeout=120, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -8,6 +8,7 @@ import pytest
 from support.class_archive import QUICK_JVM
 from support.paths import ROOT
 from support.spark_session import python_path
+from support.worker_fork_server import worker_python
 
 nbclient = pytest.importorskip("nbclient", reason="pip install 'mqttbroker[notebook]'")
 nbformat = pytest.importorskip("nbformat")
@@ -26,6 +27,7 @@ def test_notebook_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PICTURES", str(tmp_path))
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.setenv("JDK_JAVA_OPTIONS", QUICK_JVM)
+    monkeypatch.setenv("PYSPARK_PYTHON", worker_python(python_path()))
     if python_path():
         monkeypatch.setenv("PYTHONPATH", python_path())
     (tmp_path / "examples").symlink_to(ROOT / "docs" / "examples")

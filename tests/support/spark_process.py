@@ -7,7 +7,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +27,7 @@ from support.broker_process import BrokerProcess
 from support.class_archive import QUICK_JVM
 from support.raw_client import RawClient
 from support.spark_session import python_path
+from support.worker_fork_server import worker_python
 
 PACKAGES = (bridge_spark, pyspark_mqtt, pyspark_mqtt_retained, pyspark_mqtt_sessions, sessions, topic_matcher)
 START_SECONDS = 60.0
@@ -119,7 +119,7 @@ def spark_environment() -> dict[str, str]:
     use_java()
     return {
         **os.environ,
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": worker_python(python_path()),
         "PYTHONPATH": python_path(),
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_DAEMON_MEMORY": "256m",
