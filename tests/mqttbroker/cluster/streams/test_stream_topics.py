@@ -40,7 +40,7 @@ from mqttbroker.cluster.log.records import (
 )
 from mqttbroker.cluster.log.view import LogView
 from mqttbroker.cluster.streams.topic_setup import prepare_stream_topics, topic_settings
-from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics, _Part, key_of, record_of
+from mqttbroker.cluster.streams.topics import StreamSource, StreamTopics, _Transaction, key_of, record_of
 from mqttbroker.config.settings import Stream
 from sessions.message import Message
 from sessions.write_set import BusMessages, WriteSet
@@ -343,5 +343,5 @@ def test_an_empty_payload_is_a_tombstone_of_a_compacted_stream_only() -> None:
 async def test_bytes_of_another_program_are_passed_over() -> None:
     view = LogView(0, CLUSTER)
     topics = StreamTopics({}, StreamSource("c", "c.log", 0, CLUSTER, view.state), [STREAM], MAX_MESSAGE_BYTES)
-    topics._add(_Part(None), view, 4, b"{}")  # type: ignore[arg-type]
+    topics._add(_Transaction(None), view, 4, b"{}")  # type: ignore[arg-type]
     assert view.end == 5
