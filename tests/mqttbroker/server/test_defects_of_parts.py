@@ -60,7 +60,7 @@ async def ended(tasks: list[asyncio.Task[None]]) -> None:
 
 async def test_a_broker_goes_on_to_commit(caplog: pytest.LogCaptureFixture) -> None:
     write = FailsOnce()
-    admin = SimpleNamespace(control=NOTHING, metrics=NOTHING, conditions=lambda: NOTHING, history=SimpleNamespace(capacity=0))
+    admin = SimpleNamespace(controls=NOTHING, metrics=NOTHING, conditions=lambda: NOTHING, history=SimpleNamespace(capacity=0))
     server: Any = SimpleNamespace(
         broker=NOTHING, admin=admin, listeners=[], reloader=NOTHING, loaded=NOTHING, scheduler=SimpleNamespace(write=write),
         settings=Settings(durability="interval", durability_interval=0.0), _manager=ServiceManager({}),
