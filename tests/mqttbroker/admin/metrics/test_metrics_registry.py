@@ -28,7 +28,7 @@ def test_each_counter_is_shown_everywhere_with_its_value(tmp_path: Path) -> None
         metrics = Metrics(StreamLogs(tmp_path / "streams", [StreamConfig("s", ["#"])], lambda: 1.0))
         status = core.control.status()
         shown = samples(metrics_text(metrics, status))
-        topics = SysTopics(core.control, metrics, 10.0).values(status)
+        topics = SysTopics(core.control.status, core.control.messages, metrics, 10.0).values(status)
         totals = status_json(status)["totals"]
     assert totals == {counter.name: 1000 + counter.number for counter in COUNTERS}
     for counter in COUNTERS:
@@ -49,7 +49,7 @@ def test_connections_closed_for_another_one_of_their_client_id_are_counted(tmp_p
         status = core.control.status()
         assert status.totals["takeovers"] == 2
         assert samples(metrics_text(metrics, status))["mqttbroker_takeovers_total"] == 2
-        assert SysTopics(core.control, metrics, 10.0).values(status)["$SYS/broker/clients/takeovers"] == "2"
+        assert SysTopics(core.control.status, core.control.messages, metrics, 10.0).values(status)["$SYS/broker/clients/takeovers"] == "2"
 
 
 def test_no_two_figures_have_one_name() -> None:
