@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from mqttbroker.bridges.bridge_progress import CONNECTED, CONNECTING, DISABLED, WAITING, BridgeProgress
+from mqttbroker.bridges.context import BridgeContext, BridgeStatus
 from mqttbroker.bridges.link import Link
 from mqttbroker.bridges.local_session_update import LocalSessionUpdate
 from mqttbroker.bridges.relay import Relay
@@ -18,9 +17,7 @@ from mqttbroker.bridges.remote_sessions import RemoteSessions
 from mqttbroker.bridges.remotes import TlsTerms, answers, connect, reason_of
 from mqttbroker.config import settings as config
 from mqttbroker.config.remote_address import Address, parse_address
-from mqttbroker.core.broker import Broker
 from mqttbroker.core.sessions.connect_handler import OF_BRIDGES
-from mqttbroker.net.wire import Endpoint
 from mqttbroker.system.defects import keep_running
 from sessions.session import Session
 from topic_matcher.remapping import echoed
@@ -28,45 +25,6 @@ from topic_matcher.remapping import echoed
 log = logging.getLogger("mqttbroker.bridges")
 
 STABLE: Final = 10.0  # seconds; a link that ends before counts as an attempt that failed
-
-
-class BridgeStatus(NamedTuple):
-    """A bridge as lists show it. Times are Unix times in seconds, sizes in bytes."""
-
-    name: str
-    state: str
-    address: str  # of the remote, or of the last one that was tried
-    addresses: tuple[str, ...]
-    version: str
-    client_id: str  # at the remote
-    since: float  # when the state began
-    reason: str  # why the last link ended or could not be made; "" if none has
-    failures: int  # attempts that failed and links that ended, since the bridge began
-    connects: int
-    messages_out: int
-    messages_in: int
-    bytes_out: int
-    bytes_in: int
-    dropped: tuple[tuple[str, int], ...]  # messages by cause
-    queued_messages: int
-    queued_bytes: int
-    refused_filters: tuple[str, ...]  # that the remote does not let the bridge subscribe to
-    down_since: float  # when the last link ended, or the bridge began; 0.0 if connected or disabled
-
-
-class BridgeContext(NamedTuple):
-    """The parts and functions of the broker that all its bridges use.
-
-    ``random`` returns a number from 0 to 1; ``publish_state`` takes a topic and the payload of its retained message.
-    """
-
-    broker: Broker
-    endpoint: Endpoint
-    directory: Path
-    random: Callable[[], float]
-    new_identity: Callable[[], str]
-    publish_state: Callable[[str, bytes], None]
-    max_packet_size: Callable[[], int]
 
 
 class Bridge:

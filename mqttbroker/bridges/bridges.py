@@ -5,10 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from mqttbroker.bridges.bridge import Bridge, BridgeContext, BridgeStatus
+from mqttbroker.bridges.context import BridgeContext, BridgeStatus
 from mqttbroker.config import settings as config
 from mqttbroker.core.sessions.connect_handler import OF_BRIDGES
+
+if TYPE_CHECKING:
+    from mqttbroker.bridges.bridge import Bridge
 
 log = logging.getLogger("mqttbroker.bridges")
 
@@ -39,8 +43,13 @@ class Bridges:
         self.started = True
 
     def _start(self, settings: config.Bridge) -> None:
+        self._add(settings).start()
+
+    def _add(self, settings: config.Bridge) -> Bridge:
+        from mqttbroker.bridges.bridge import Bridge  # most brokers have none: 20 modules
+
         bridge = self._bridges[settings.name] = Bridge(settings, self._context)
-        bridge.start()
+        return bridge
 
     async def apply(self, settings: Sequence[config.Bridge]) -> None:
         """Use other settings: bridges that are the same stay connected."""
@@ -56,7 +65,7 @@ class Bridges:
                 elif bridge.settings != wanted[name]:
                     await bridge.stop()
                     log.info("event=bridge_changed bridge=%s", name)
-                    changed = self._bridges[name] = Bridge(wanted[name], self._context)
+                    changed = self._add(wanted[name])
                     changed.counts = bridge.counts
                     changed.start()
             for name, added in wanted.items():

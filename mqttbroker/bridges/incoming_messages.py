@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mqttbroker.bridges.context import LARGEST_PACKET
 from mqttbroker.bridges.loop_tag import LoopTag
 from mqttbroker.bridges.outgoing_messages import REFUSED_FOR_GOOD
 from mqttbroker.bridges.packet_output import PacketOutput
-from mqttbroker.bridges.relay_terms import LARGEST_PACKET, Counts, RelayError, RelayTerms
+from mqttbroker.bridges.relay_terms import Counts, RelayError, RelayTerms
 from mqttbroker.codec.data_types import decode_varint, encode_varint
 from mqttbroker.codec.packets import encode_fixed_header
 from mqttbroker.codec.reason_codes import (

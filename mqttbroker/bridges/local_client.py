@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 from mqttbroker.net.wire import Wire
-
-RULES: Final = "bridges"
-"""The name of the access rules of bridges, which may do everything."""
 
 
 class Owner(Protocol):

@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, cast
 
+from mqttbroker.bridges.context import LARGEST_PACKET
 from mqttbroker.bridges.frames import Frames
 from mqttbroker.bridges.local_client import LocalTransport
-from mqttbroker.bridges.relay_terms import LARGEST_PACKET, NEVER, RelayError
+from mqttbroker.bridges.relay_terms import NEVER, RelayError
 from mqttbroker.bridges.subscriptions import NO_RETAINED, batches, outgoing_filters
 from mqttbroker.codec.packets import (
     Connack,

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final, cast
 
+from mqttbroker.bridges.context import LARGEST_PACKET
 from mqttbroker.bridges.frames import Frames
 from mqttbroker.bridges.incoming_messages import IncomingMessages
 from mqttbroker.bridges.keep_alive import KeepAlive
@@ -18,7 +19,6 @@ from mqttbroker.bridges.loop_tag import LoopTag
 from mqttbroker.bridges.outgoing_messages import OutgoingMessages
 from mqttbroker.bridges.packet_output import PacketOutput
 from mqttbroker.bridges.relay_terms import (
-    LARGEST_PACKET,
     NEVER,
     Counts,
     LocalState,

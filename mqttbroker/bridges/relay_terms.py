@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from mqttbroker.bridges.context import LARGEST_PACKET
 from topic_matcher.remapping import TopicRule
 
-LARGEST_PACKET: Final = 268_435_460  # bytes, with the fixed header
 NEVER: Final = 0xFFFFFFFF  # a session expiry
 
 

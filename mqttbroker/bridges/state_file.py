@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import logging
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 log = logging.getLogger("mqttbroker.bridges")
-
-DIRECTORY: Final = "bridges"
 
 
 class BridgeState:

@@ -21,7 +21,7 @@ from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
 from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.admin.metrics.history import History, Sampler
 from mqttbroker.auth.security import Security
-from mqttbroker.bridges.bridge import BridgeStatus
+from mqttbroker.bridges.context import BridgeStatus
 from mqttbroker.config.in_force import settings_in_force
 from mqttbroker.config.settings import Stream
 from mqttbroker.logs.levels import LogLevels

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from bridge_spark.log.stream_log import StreamConfig
 from mqttbroker.auth.permissions import NoPermissions, PermissionsError, PermissionsReader
 from mqttbroker.auth.security import Security
-from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
-from mqttbroker.bridges.relay_terms import LARGEST_PACKET
+from mqttbroker.bridges.context import LARGEST_PACKET
+from mqttbroker.bridges.context import RULES as BRIDGE_RULES
 from mqttbroker.config import settings as config
 from mqttbroker.config.settings import Listener, Settings, Stream
 from mqttbroker.core.access.policy import Permissions

@@ -12,7 +12,7 @@ from mqttbroker.admin.data.repair import SalvageReport
 from mqttbroker.admin.events.alarms import Alarms
 from mqttbroker.admin.events.client_events import topic_level
 from mqttbroker.admin.metrics.consumer_lag import ConsumerLag
-from mqttbroker.bridges.bridge import BridgeStatus
+from mqttbroker.bridges.context import BridgeStatus
 from mqttbroker.config.settings import Settings
 from mqttbroker.core.broker import Broker
 from mqttbroker.net.listeners import OpenListener

@@ -10,7 +10,7 @@ from mqttbroker.admin.data.files import restrict
 from mqttbroker.admin.data.repair import SalvageReport
 from mqttbroker.admin.metrics.latency import Latency
 from mqttbroker.auth.security import Security
-from mqttbroker.bridges.local_client import RULES as BRIDGE_RULES
+from mqttbroker.bridges.context import RULES as BRIDGE_RULES
 from mqttbroker.core.access.policy import AllowAll
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.server.assembly import build_broker, restore

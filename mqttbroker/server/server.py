@@ -27,9 +27,9 @@ from bridge_spark.log.stream_log import StreamLogError
 from mqttbroker import __version__, build_kind
 from mqttbroker.admin.data.version import with_programs
 from mqttbroker.auth.security import Security
-from mqttbroker.bridges.bridge import BridgeContext
 from mqttbroker.bridges.bridges import Bridges
-from mqttbroker.bridges.state_file import DIRECTORY as BRIDGE_DIRECTORY
+from mqttbroker.bridges.context import DIRECTORY as BRIDGE_DIRECTORY
+from mqttbroker.bridges.context import BridgeContext
 from mqttbroker.config.load import ConfigError
 from mqttbroker.config.settings import Listener, Log, Settings, Stream
 from mqttbroker.core.access.policy import AnonymousPolicy, AuthenticationChain

@@ -11,7 +11,7 @@ from mqttbroker.admin.http.access import Right
 from mqttbroker.admin.http.operations import Call, route
 from mqttbroker.admin.http.routes import Route
 from mqttbroker.admin.http.schemas import INTEGER, NUMBER, TEXT, array, described, nullable, record
-from mqttbroker.bridges.bridge import BridgeStatus
+from mqttbroker.bridges.context import BridgeStatus
 
 BRIDGE = record(
     "Bridge",

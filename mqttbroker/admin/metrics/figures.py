@@ -17,7 +17,7 @@ from sessions.counters import Counters
 from sessions.store.interface import Progress
 
 if TYPE_CHECKING:
-    from mqttbroker.bridges.bridge import BridgeStatus
+    from mqttbroker.bridges.context import BridgeStatus
 
 
 class Metrics:
