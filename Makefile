@@ -25,7 +25,7 @@ INSTALL := $(BIN)/python requirements/install.py
 
 SOURCES = $(shell find topic_matcher sessions bridge_spark mqttbroker -name '*.py' -o -path '*/dashboard/*')
 
-.PHONY: build run test test-before-build test-compiled test-plain test-workers test-cluster clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-cluster chaos-spark spark-versions power-loss check test-tools demo cluster-demo dist site pictures bench bench-tools clean slow interop interop-tools
+.PHONY: build run test test-plain-too test-compiled test-plain test-workers test-cluster clients conformance fuzz fuzz-coverage configuration lock audit soak abuse chaos chaos-cluster chaos-spark spark-versions power-loss check test-tools demo cluster-demo dist site pictures bench bench-tools clean slow interop interop-tools
 build: $(VENV)/built
 
 $(VENV)/created:
@@ -94,7 +94,9 @@ run: $(VENV)/runtime $(BIN)/mqttbroker
 
 # The whole suite on the installed build. On the plain sources, `make test` runs what depends on the build: the tests of compiled modules
 # in one process, and a file for each kind of process (a broker, one with workers, its restart after a kill); `make slow` runs all.
-PLAIN_TESTS ?= tests/topic_matcher tests/sessions tests/fuzz $(addprefix tests/mqttbroker/,codec core cluster/test_bus.py \
+# No module of sessions/store is compiled: two files show that it stores what the plain sources make.
+PLAIN_TESTS ?= tests/topic_matcher $(wildcard tests/sessions/test_*.py) tests/sessions/readers \
+  $(addprefix tests/sessions/store/test_,store.py schema.py) tests/fuzz $(addprefix tests/mqttbroker/,codec core cluster/test_bus.py \
   cluster/test_bus_model.py auth/test_acl.py auth/test_permissions.py) $(addprefix tests/mqttbroker/net/test_,abuse_limits.py \
   backpressure_wire.py link.py link_frames.py listener_policy.py open_sockets.py tls_transport.py websocket_frames.py wire.py \
   workers.py) tests/mqttbroker/worker/test_linked_client.py tests/behaviour/test_publish.py tests/durability/test_broker_restart.py
@@ -107,12 +109,12 @@ test-compiled: interop-tools build
 test-plain: interop-tools
 	PYTHONPATH=$(CURDIR):$(CURDIR)/bridge_spark/autoload EXPECT_BUILD=plain $(BIN)/pytest $(PYTEST_ARGS) $(PLAIN_TESTS)
 
-# Plain sources are tested during the compilation.
+# Plain sources are tested while others are compiled and checked, each of which takes one processor only.
 test: test-tools
-	$(MAKE) --no-print-directory TOOLS_NAMED=1 --jobs 4 build test-before-build
+	$(MAKE) --no-print-directory TOOLS_NAMED=1 --jobs 5 build check test-plain-too $(VENV)/spark-classes.jsa
 	$(MAKE) --no-print-directory TOOLS_NAMED=1 test-compiled
 
-test-before-build: check interop-tools $(VENV)/spark-classes.jsa
+test-plain-too: interop-tools
 	$(MAKE) --no-print-directory test-plain TESTED_BUILD=$(BUILD_KIND)
 
 # A class archive for the tests' JVMs: takes 30 s to make and saves each JVM start some seconds. Tests run without it too.
