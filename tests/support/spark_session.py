@@ -47,6 +47,10 @@ def start_session(warehouse: Path, java_options: str = QUICK_JVM, master: str = 
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
         "spark.sql.shuffle.partitions": "1",
+        # Few rows do not pay for the Java code that Spark would write and compile for each query. Tests whose program has a session
+        # of its own, such as those of the documentation's examples, run with it.
+        "spark.sql.codegen.wholeStage": "false",
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": str(warehouse),
         "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager",
