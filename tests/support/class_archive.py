@@ -13,12 +13,22 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
 COMPILER = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 USED = f" -XX:SharedArchiveFile={ARCHIVE} -Xlog:cds=off -Xlog:cds+dynamic=off" if ARCHIVE.exists() and " " not in str(ARCHIVE) else ""
 QUICK_JVM = COMPILER + USED
 END_SECONDS = 120.0
+COMPILED_QUERIES: dict[str, str | None] = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "FALLBACK"}
+
+
+def use(session: SparkSession, settings: dict[str, str | None]) -> None:
+    for name, value in settings.items():
+        session.conf.set(name, str(value))
 
 
 def make(archive: Path, root: Path) -> None:
@@ -36,10 +46,13 @@ def make(archive: Path, root: Path) -> None:
         subprocess.run([java / "bin" / "java", "-Xshare:dump", "-Xlog:disable"], check=True, stdout=subprocess.DEVNULL)
     archive.unlink(missing_ok=True)
     session = start_session(root / "warehouse", f"{COMPILER} -XX:ArchiveClassesAtExit={archive} -Xlog:cds=off")
+    interpreted = {name: session.conf.get(name) for name in COMPILED_QUERIES}
+    use(session, COMPILED_QUERIES)  # as in programs with a session of their own
     StreamWriter(root / "data").append(0, [message(n, payload=b"bad" if n == 7 else None) for n in range(60)])
     aggregates = {"minute": {"window": "1 minute", "values": ["n"]}}
     settings = document(root, watermark="1 second", deduplicate_by=["n"], aggregates=aggregates)
     run(parse_config(settings), once=True, session=session)
+    use(session, interpreted)
     messages = session.read.format("mqtt").options(path=str(root / "data"), stream="sensors").load()
     print(f"class_archive: {messages.where('offset >= 7').count()} rows read", flush=True)
     session.stop()
