@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ast
-import functools
 from pathlib import Path
 
 from support.paths import ROOT
 
 
-@functools.cache
 def parse(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
