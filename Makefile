@@ -96,9 +96,9 @@ run: $(VENV)/runtime $(BIN)/mqttbroker
 # in one process, and a file for each kind of process (a broker, one with workers, its restart after a kill); `make slow` runs all.
 # No module of sessions/store is compiled: two files show that it stores what the plain sources make.
 PLAIN_TESTS ?= tests/topic_matcher $(wildcard tests/sessions/test_*.py) tests/sessions/readers \
-  $(addprefix tests/sessions/store/test_,store.py schema.py) tests/fuzz $(addprefix tests/mqttbroker/,codec core cluster/test_bus.py \
-  cluster/test_bus_model.py auth/test_acl.py auth/test_permissions.py) $(addprefix tests/mqttbroker/net/test_,abuse_limits.py \
-  backpressure_wire.py link.py link_frames.py listener_policy.py open_sockets.py tls_transport.py websocket_frames.py wire.py \
+  $(addprefix tests/sessions/store/test_,store.py schema.py) tests/fuzz $(addprefix tests/mqttbroker/,codec core cluster/bus/test_bus.py \
+  cluster/bus/test_bus_model.py auth/test_acl.py auth/test_permissions.py) $(addprefix tests/mqttbroker/net/test_,abuse_limits.py \
+  backpressure_wire.py link.py link_frames.py open_sockets.py tls_transport.py websocket_frames.py wire.py \
   workers.py) tests/mqttbroker/worker/test_linked_client.py tests/behaviour/test_publish.py tests/durability/test_broker_restart.py
 
 # With tests/interop, which pytest alone leaves out: one start and one collection less, and no processor waits for its last file.

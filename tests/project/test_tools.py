@@ -114,3 +114,5 @@ def test_make_test_names_missing_tools_once_and_before_all_else() -> None:
     commands = done.stdout.splitlines()
     assert [number for number, line in enumerate(commands) if re.search(r"support/tools\.py$", line)] == [0]
     assert sum("bin/pytest" in line for line in commands) >= 2
+    named = {word for line in commands if "bin/pytest" in line for word in line.split() if word.startswith("tests/")}
+    assert named and [word for word in sorted(named) if not (ROOT / word).exists()] == []
