@@ -38,6 +38,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from runner import build_generator, free_port  # noqa: E402
 
 from sessions.message import Message  # noqa: E402
+from sessions.row_kinds import SESSIONS, SUBSCRIPTIONS  # noqa: E402
 from sessions.store import statements as sql  # noqa: E402
 from sessions.store.writer import SqliteStore  # noqa: E402
 
@@ -73,11 +74,12 @@ def fill(directory: Path, sessions: int, subscriptions: int, messages: int, size
     payload = b"x" * size
     stamp = int(now * 1_000_000)
     connection.execute("PRAGMA synchronous = OFF")
+    insert_sessions, insert_subscriptions = (sql.OF_KINDS[kind.number].saved for kind in (SESSIONS, SUBSCRIPTIONS))
     for start in range(0, sessions, AT_ONCE):
         part = range(start, min(start + AT_ONCE, sessions))
         connection.execute("BEGIN IMMEDIATE")
-        sql.SESSIONS.run(connection, [(n + 1, client_id(n), 5, NEVER, now, *[None] * 5) for n in part])
-        sql.SUBSCRIPTIONS.run(connection, [(n + 1, text.format(n, n % 100), 1, 1, 0) for n in part for text in FILTERS[:each]])
+        insert_sessions.run(connection, [(n + 1, client_id(n), 5, NEVER, now, *[None] * 5) for n in part])
+        insert_subscriptions.run(connection, [(n + 1, text.format(n, n % 100), 1, 1, 0) for n in part for text in FILTERS[:each]])
         connection.execute("COMMIT")
     for start in range(0, messages, AT_ONCE):
         keys = range(start + 1, min(start + AT_ONCE, messages) + 1)
