@@ -102,7 +102,7 @@ def test_a_full_stream_log_at_start_does_not_block_later_commits(path: Path, log
     writer = Writer(store)
     for number in range(1, 21):
         large = stream_set(number)
-        large.retained = [retained("r", bytes(10_000))]
+        large.saved(RETAINED)[:] = [retained("r", bytes(10_000))]
         assert writer.outcome(large) is None
     killed = path.parent.with_name("killed") / path.name
     shutil.copytree(path.parent, killed.parent)
