@@ -10,9 +10,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 CONFIG ?= conf/mqttbroker.toml
 DATA ?=
-# Three processes on two cores, one file per process: some tests wait for disks and sockets, those with Spark have processes of their own.
+# Four processes on two cores, one file per process: a quarter of the time of three is waits for disks, sockets, pages and Spark.
 # tests/support/file_order.py names the files that begin first, and gives the tests that share a Spark session or Kafka to one process.
-PYTEST_ARGS ?= -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+PYTEST_ARGS ?= -n 4 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 CC_FOUND := $(shell command -v $${CC:-cc} || command -v gcc)
