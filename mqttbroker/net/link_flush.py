@@ -42,6 +42,7 @@ class LinkFlush:
         self.schedule()
 
     def _flush_links(self) -> None:
-        links, self._links = self._links, []
-        for link in links:
-            link.flush()
+        if self._links:  # a broker without workers has none
+            links, self._links = self._links, []
+            for link in links:
+                link.flush()
