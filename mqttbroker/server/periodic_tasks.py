@@ -13,7 +13,6 @@ from mqttbroker.admin.control.slices import MAX_VISITS
 from mqttbroker.admin.metrics.figures import Metrics
 from mqttbroker.admin.metrics.sys_topics import SysTopics
 from mqttbroker.core.broker import Broker
-from mqttbroker.core.sessions.rankings import SessionRankings
 from mqttbroker.net.flush import FlushScheduler
 from mqttbroker.net.listeners import OpenListener
 from mqttbroker.server.reload import Reloader
@@ -91,7 +90,7 @@ class PeriodicTasks:
 
     async def rank_sessions(self) -> None:
         """Keep rankings of very many sessions for the HTTP API."""
-        rankings = self._controls.sessions.rankings = SessionRankings(self._broker.registry)
+        rankings = self._controls.sessions.rankings
         while True:
             await asyncio.sleep(rankings.step() if len(self._broker.registry) > MAX_VISITS else TICK)
 

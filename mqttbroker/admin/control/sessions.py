@@ -47,7 +47,7 @@ class SessionControl:
         outbound: Outbound,
         monotonic: Callable[[], float],
     ) -> None:
-        self.rankings: SessionRankings | None = None  # None: its owner does not keep any
+        self.rankings = SessionRankings(registry)  # of no sessions until somebody calls `step`
         self._registry = registry
         self._clients = clients
         self._subscriptions = subscriptions
@@ -152,7 +152,7 @@ class SessionControl:
     ) -> Slices[list[_Ranked] | None]:
         """The sessions of a page, and one more, by the last pass of `SessionRankings`; None if it lacks some of them."""
         registry = self._registry
-        if self.rankings is None or not self.rankings.passes or len(registry) <= MAX_VISITS:
+        if not self.rankings.passes or len(registry) <= MAX_VISITS:
             return None
         found: list[_Ranked] = []
         for visits, entry in enumerate(self.rankings.ranking(key.number, descending).sessions):

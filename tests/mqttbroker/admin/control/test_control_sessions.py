@@ -152,7 +152,7 @@ def ordered(core: Core, monkeypatch: pytest.MonkeyPatch) -> Core:
             client = core.connect(client_id)
             core.advance(1)
             client.subscribe(*(f"t/{index}" for index in range(number // 400 + 1)))
-    rankings = core.control.sessions.rankings = SessionRankings(core.broker.registry)
+    rankings = core.control.sessions.rankings
     while not rankings.passes:
         assert rankings.step() > 0.0
     return core
@@ -163,7 +163,7 @@ def ordered(core: Core, monkeypatch: pytest.MonkeyPatch) -> Core:
 def test_rankings_of_the_last_pass_are_those_of_all_sessions(ordered: Core, sort: str, descending: bool) -> None:
     slices, page = count_slices(ordered.control.sessions.sorted_page(sort, descending, limit=100))
     assert slices == 2
-    ordered.control.sessions.rankings = None
+    ordered.control.sessions.rankings = SessionRankings(ordered.broker.registry)
     assert page == finish(ordered.control.sessions.sorted_page(sort, descending, limit=100))
 
 
