@@ -1,4 +1,4 @@
-"""What bridges and the rest of the broker know of each other. A broker without bridges loads nothing else of them."""
+"""Values that bridges share with the rest of the broker. A broker without bridges loads no other module of them."""
 
 from __future__ import annotations
 

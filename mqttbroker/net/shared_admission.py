@@ -1,4 +1,4 @@
-"""What the listeners of a process have in common when they admit clients."""
+"""The limits and parts that all listeners of a process share when they admit clients."""
 
 from __future__ import annotations
 

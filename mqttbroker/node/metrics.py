@@ -51,7 +51,7 @@ class Families(Collector):
 
 
 def node_families(view: dict[str, Any]) -> Iterator[Metric]:
-    """What a node knows of its cluster."""
+    """The state of a cluster as one of its nodes knows it."""
     prefix = "mqttbroker_cluster_"
     yield GaugeMetricFamily(prefix + "nodes", "Nodes in the cluster", value=len(view["nodes"]))
     shards = GaugeMetricFamily(prefix + "shards", "Shards that each node owns", labels=["node"])

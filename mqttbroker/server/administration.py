@@ -1,4 +1,4 @@
-"""What operators see of one broker and tell it: status and figures, alarms, client events, streams at run time, and HTTP."""
+"""The administration of one broker: status and figures, alarms, client events, streams at run time, and HTTP."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ class Administration:
         self._bridges = bridges
 
     def conditions(self) -> Conditions:
-        """What alarms are raised for."""
+        """The conditions that raise alarms."""
         loaded, reloader = self._loaded, self._reloader
         return Conditions(
             loaded.broker,
@@ -134,7 +134,7 @@ class Administration:
         ]
 
     def _http_application(self, gate: RequestAdmission, requests: Counter[tuple[str, int]]) -> HttpApplication:
-        """What answers HTTP requests; called on the HTTP server's thread when its first client comes."""
+        """The application that answers HTTP requests; called on the HTTP server's thread when its first client comes."""
         from mqttbroker.admin.http.accounts import AccountRoutes
         from mqttbroker.admin.http.alarms import AlarmRoutes
         from mqttbroker.admin.http.api import Api

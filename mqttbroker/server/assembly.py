@@ -197,7 +197,7 @@ def _outbound(settings: Settings, context: SessionContext, terms: BrokerTerms) -
 
 
 def node_admission(settings: Settings, loop: asyncio.AbstractEventLoop) -> SharedAdmission:
-    """What the listeners of a node admit clients by, whose connections are in the cores of all nodes."""
+    """The admission that the listeners of a node share. The connections of its clients are in the cores of all nodes."""
     limits = settings.limits
     context = SessionContext(Journal(False), fill(SessionLimits(), limits))
     flush = LinkFlush(_outbound(settings, context, fill(BrokerTerms(), limits, settings)), loop)

@@ -1,4 +1,4 @@
-"""What all operations on a running broker share: slices, pages and cursors.
+"""Slices, pages and cursors, which all operations on a running broker share.
 
 All operations run on the event loop's thread; other threads use a `ControlRunner`. An operation that may visit many objects
 is a generator: it yields after each slice of at most `SLICE` objects, how many seconds to wait before the next one, and

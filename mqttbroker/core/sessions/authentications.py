@@ -1,4 +1,4 @@
-"""What authenticators are asked for: a client that sent CONNECT, and a connected one that authenticates again."""
+"""Requests to the authenticators: of a client that sent CONNECT, and of a connected one that authenticates again."""
 
 from __future__ import annotations
 
